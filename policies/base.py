@@ -1,0 +1,63 @@
+"""The interface of a relay policy, and the frozen view it decides on.
+
+Preconditions the caller guarantees: the candidates hold an identical token prefix
+computed under an identical model fingerprint, and the view is a consistent snapshot.
+Duties of the implementor: be a pure function of the view (plus the policy's own fitted
+coefficients), never block, and give a reason for every answer.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from kvrelay.policies.decision import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place that holds KV beyond the local hit.
+
+    Attributes:
+        place: where: `arena` is this node's arena.
+        num_tokens: reusable tokens beyond the local hit.
+        num_bytes: bytes that have to be moved for them.
+    """
+
+    place: str
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayView:
+    """What is known about one request when it is decided.
+
+    Attributes:
+        prompt_tokens: tokens the request brings (after a preemption: output included).
+        local_tokens: tokens that the engine's own prefix cache covers.
+        candidates: places that hold more, best first; empty if none does.
+        requests_waiting: requests queued in this engine.
+        requests_running: requests in this engine's batch.
+        loads_in_flight: loads this engine has under way.
+        bytes_in_flight: bytes of those loads.
+    """
+
+    prompt_tokens: int
+    local_tokens: int
+    candidates: tuple[Candidate, ...]
+    requests_waiting: int = 0
+    requests_running: int = 0
+    loads_in_flight: int = 0
+    bytes_in_flight: int = 0
+
+
+class RelayPolicy(ABC):
+    """Decides relay or recompute for one request at a time."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name that configuration and records use, such as `min_tokens:256`."""
+
+    @abstractmethod
+    def decide(self, view: RelayView) -> Decision:
+        """Decide on a view that has at least one candidate."""

@@ -1,0 +1,71 @@
+"""What a policy answers, and the closed list of reasons it may give."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Arm(StrEnum):
+    """What is done with the reusable prefix of one request."""
+
+    RELAY = "relay"
+    RECOMPUTE = "recompute"
+
+
+class Reason(StrEnum):
+    """Why a request was relayed or not; every refusal has a reason of its own.
+
+    The first group is decided at look-up, the second is what befell a load that had
+    been decided for; those requests were recomputed from the first block that failed.
+    """
+
+    RELAYED = "relayed"
+    NO_SOURCE = "no_source"  # nobody holds a block beyond what is cached locally
+    LOCAL_HIT = "local_hit"  # the local prefix cache already covers all that is held
+    MODE_RECOMPUTE = "mode_recompute"  # the request asked for it
+    POLICY_NEVER = "policy_never"
+    TOO_FEW_TOKENS = "too_few_tokens"
+    LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
+    UNSUPPORTED_REQUEST = "unsupported_request"  # prompt_logprobs, prompt embeddings, ...
+    UNSUPPORTED_MODEL = "unsupported_model"  # hybrid KV groups, MLA, several ranks, ...
+    HETEROGENEOUS = "heterogeneous"  # another model fingerprint
+    STORE_UNAVAILABLE = "store_unavailable"
+    BREAKER_OPEN = "breaker_open"  # repeated faults turned relay off on this engine
+    FAULT = "fault"  # an error inside kvrelay, caught
+
+    LOAD_DEADLINE = "load_deadline"
+    LOAD_EVICTED = "load_evicted"  # the slot was reused before or during the copy
+    LOAD_CORRUPT = "load_corrupt"  # the checksum of the copied bytes did not match
+    LOAD_FAULT = "load_fault"  # an error while copying, caught
+    LOAD_CANCELLED = "load_cancelled"  # the client left while loading
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision, with the estimates it rests on.
+
+    Attributes:
+        arm: relay or recompute.
+        reason: why.
+        num_tokens: tokens to take from outside beyond the local hit; 0 to recompute.
+        relay_s: predicted time to the first token if relayed; None if not predicted.
+        recompute_s: the same if recomputed.
+        propensity: probability with which this arm was chosen; 1 unless randomised.
+    """
+
+    arm: Arm
+    reason: Reason
+    num_tokens: int = 0
+    relay_s: float | None = None
+    recompute_s: float | None = None
+    propensity: float = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.arm is Arm.RELAY) != (self.num_tokens > 0):
+            raise ValueError(f"{self.arm} with num_tokens={self.num_tokens}")
+        if not 0.0 < self.propensity <= 1.0:
+            raise ValueError(f"propensity must be in (0, 1], got {self.propensity}")
+
+
+def recompute(reason: Reason) -> Decision:
+    """A refusal with its reason."""
+    return Decision(Arm.RECOMPUTE, reason)

@@ -1,0 +1,1 @@
+"""The data plane: arena, KV store, directory, keys and the vLLM connector."""

@@ -1,0 +1,115 @@
+"""The block chain of one token sequence, and the look-up of what a slab holds of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvrelay.relay import index
+from kvrelay.relay.arena import Slab, SlotHeader
+from kvrelay.relay.keys import BlockKey, child_key, common_prefix_tokens, pack_tokens
+
+
+@dataclass(slots=True)
+class BlockChain:
+    """Keys of a growing token sequence, computed once and only as far as asked for.
+
+    Attributes:
+        root: start of the chain.
+        block_tokens: tokens of a full block.
+        extras: digest of the multimodal items in a block, by block number.
+    """
+
+    root: BlockKey
+    block_tokens: int
+    extras: dict[int, bytes] = field(default_factory=dict)
+    _keys: list[BlockKey] = field(default_factory=list)
+    _tokens: list[bytes] = field(default_factory=list)
+
+    def extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
+        """Compute keys of the first `num_blocks` full blocks of `token_ids`.
+
+        `token_ids` must start with what was given before.
+        """
+        size = self.block_tokens
+        for number in range(len(self._keys), num_blocks):
+            tokens = pack_tokens(token_ids[number * size : (number + 1) * size])
+            if len(tokens) != 4 * size:
+                raise ValueError(f"block {number} is not full")
+            self._keys.append(child_key(self.parent(number), tokens, self.extra(number)))
+            self._tokens.append(tokens)
+
+    def key(self, number: int) -> BlockKey:
+        """Key of a full block that `extend` has computed."""
+        return self._keys[number]
+
+    def tokens(self, number: int) -> bytes:
+        """Packed tokens of a full block that `extend` has computed."""
+        return self._tokens[number]
+
+    def parent(self, number: int) -> BlockKey:
+        """Key of the block before block `number`; the root for the first."""
+        return self._keys[number - 1] if number else self.root
+
+    def extra(self, number: int) -> bytes:
+        """Multimodal digest of a block; empty without."""
+        return self.extras.get(number, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a slab holds of a sequence beyond what the engine has.
+
+    Attributes:
+        headers: slots to copy, in block order from the first missing block.
+        num_tokens: tokens of the whole prefix that the engine has after loading them.
+        tail_tokens: how many of those come from a block that is not taken whole.
+    """
+
+    headers: tuple[SlotHeader, ...]
+    num_tokens: int
+    tail_tokens: int
+
+
+def match(
+    slab: Slab, chain: BlockChain, token_ids: Sequence[int], num_local: int, max_tokens: int
+) -> Match | None:
+    """The longest prefix of `token_ids` that `slab` can supply beyond `num_local` tokens.
+
+    Whole blocks are found by key. Behind the last of them, among the blocks that come after
+    it, the one that shares most leading tokens is taken, be it a tail or a full block: KV
+    of a position depends on no later token. This reuses more than vLLM's own prefix hit.
+
+    Args:
+        num_local: tokens the engine has, whole blocks.
+        max_tokens: upper bound of the prefix; less than the sequence, since at least one
+            token has to be computed.
+
+    Returns:
+        None if there is nothing beyond `num_local`.
+    """
+    size = chain.block_tokens
+    first = num_local // size
+    full = max_tokens // size
+    headers: list[SlotHeader] = []
+    for number in range(first, full):
+        chain.extend(token_ids, number + 1)
+        header = index.find(slab, chain.key(number))
+        if header is None:
+            break
+        headers.append(header)
+    number = first + len(headers)
+    chain.extend(token_ids, number)
+    num_tokens = number * size
+    wanted = min(max_tokens - num_tokens, size)
+    tail_tokens = 0
+    if wanted > 0 and not chain.extra(number):
+        tokens = pack_tokens(token_ids[num_tokens : num_tokens + wanted])
+        best: SlotHeader | None = None
+        for header in index.children(slab, chain.parent(number)):
+            shared = common_prefix_tokens(tokens, slab.tokens(header))
+            if shared > tail_tokens:
+                best, tail_tokens = header, shared
+        if best is not None:
+            headers.append(best)
+    if not headers:
+        return None
+    return Match(tuple(headers), num_tokens + tail_tokens, tail_tokens)

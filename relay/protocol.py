@@ -1,0 +1,132 @@
+"""The messages between a client and its node's store; this file is their specification.
+
+Carried over a SOCK_SEQPACKET Unix socket with an abstract name, one message a packet,
+msgpack. The client speaks, the store answers each message with one reply:
+
+    Hello     -> Welcome         first on every connection
+    OpenSlab  -> SlabOpened      carries the slab's memfd
+    Reserve   -> Reserved
+    Commit    -> Done
+    Abort     -> Done
+    Drop      -> Done            for operators and fault tests
+    Stats     -> StatsReply
+    Check     -> Done            runs check_integrity()
+
+Failed answers anything the store refuses; the connection stays usable. A packet that does
+not parse closes the connection. When a connection closes, the store takes back what the
+client had reserved or leased.
+
+Look-ups and loads send nothing: they read the slab. Why a socket and not Ray actor calls:
+the kernel tells the store at once when a client dies, memory can be passed as a descriptor
+(so no file is left behind), and no engine process has to join Ray.
+"""
+
+import msgspec
+
+MAX_PACKET_BYTES = 160 * 1024
+MAX_KEYS = 256  # in one Reserve, Commit or Drop
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """Who connects. `role` is for display only."""
+
+    role: str
+    pid: int
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True):
+    """The connection's number, which is also its lease row, and the store's incarnation."""
+
+    client_id: int
+    incarnation: bytes
+
+
+class OpenSlab(msgspec.Struct, tag=True, frozen=True):
+    """Ask for the slab of these sizes."""
+
+    slot_bytes: int
+    block_tokens: int
+
+
+class SlabOpened(msgspec.Struct, tag=True, frozen=True):
+    """The slab's number; its descriptor comes as ancillary data."""
+
+    slab_id: int
+
+
+class Reserve(msgspec.Struct, tag=True, frozen=True):
+    """Ask for slots to write these keys into."""
+
+    slab_id: int
+    keys: list[bytes]
+
+
+class Reserved(msgspec.Struct, tag=True, frozen=True):
+    """Granted (key, slot), and counts of refusals by reason (`Refusal`)."""
+
+    granted: list[tuple[bytes, int]]
+    refused: dict[str, int]
+
+
+class CommitEntry(msgspec.Struct, frozen=True):
+    """One written slot; see `store.Entry`."""
+
+    slot: int
+    key: bytes
+    parent: bytes
+    tokens: bytes
+    checksum: bytes
+
+
+class Commit(msgspec.Struct, tag=True, frozen=True):
+    """Seal these slots."""
+
+    slab_id: int
+    entries: list[CommitEntry]
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    """Give these reserved slots back."""
+
+    slab_id: int
+    slots: list[int]
+
+
+class Drop(msgspec.Struct, tag=True, frozen=True):
+    """Evict these keys; all of them if `keys` is None."""
+
+    keys: list[bytes] | None
+
+
+class Stats(msgspec.Struct, tag=True, frozen=True):
+    """Ask for counts."""
+
+
+class Check(msgspec.Struct, tag=True, frozen=True):
+    """Ask the store to check its integrity."""
+
+
+class Done(msgspec.Struct, tag=True, frozen=True):
+    """It was done; `count` says to how many, where that is of interest."""
+
+    count: int = 0
+
+
+class StatsReply(msgspec.Struct, tag=True, frozen=True):
+    """The store's counts, see `StoreCore.stats`."""
+
+    counts: dict[str, int]
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The store refuses; `message` says why."""
+
+    message: str
+
+
+Request = Hello | OpenSlab | Reserve | Commit | Abort | Drop | Stats | Check
+Reply = Welcome | SlabOpened | Reserved | Done | StatsReply | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode

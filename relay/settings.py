@@ -1,0 +1,57 @@
+"""The connector's settings, parsed once at the edge of vLLM's untyped dictionary."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from kvrelay.policies import parse_policy
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """What an engine needs to know about relay.
+
+    Attributes:
+        store: address of the node's store (an abstract Unix socket); None turns relay off.
+        policy: as `kvrelay.policies.parse_policy` takes it.
+        capacity_bytes: the store's capacity; used by whoever starts the store.
+        load_deadline_s: a load that takes longer is given up and recomputed; > 0.
+        max_loads_in_flight: concurrent loads of an engine; further requests recompute; >= 1.
+        max_held_fraction: share of the engine's KV blocks that saves may hold; in (0, 1].
+        agent: the agent's name, for the record.
+    """
+
+    store: str | None = None
+    policy: str = "always"
+    capacity_bytes: int = 2 << 30
+    load_deadline_s: float = 2.0
+    max_loads_in_flight: int = 8
+    max_held_fraction: float = 0.25
+    agent: str = ""
+
+    def __post_init__(self) -> None:
+        parse_policy(self.policy)
+        if self.load_deadline_s <= 0:
+            raise ValueError(f"load_deadline_s must be positive, got {self.load_deadline_s}")
+        if self.max_loads_in_flight < 1:
+            raise ValueError(f"max_loads_in_flight must be >= 1, got {self.max_loads_in_flight}")
+        if not 0 < self.max_held_fraction <= 1:
+            raise ValueError(f"max_held_fraction must be in (0, 1], got {self.max_held_fraction}")
+        if self.capacity_bytes < 1:
+            raise ValueError(f"capacity_bytes must be positive, got {self.capacity_bytes}")
+
+    def to_extra_config(self) -> dict[str, Any]:
+        """The form that vLLM's `kv_connector_extra_config` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_extra_config(cls, extra: dict[str, Any]) -> "RelaySettings":
+        """Parse `kv_connector_extra_config`.
+
+        Raises:
+            ValueError: an unknown key or an impossible value.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(extra) - known)
+        if unknown:
+            raise ValueError(f"unknown relay settings {unknown}; known: {sorted(known)}")
+        return cls(**extra)

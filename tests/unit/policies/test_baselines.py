@@ -1,0 +1,44 @@
+import pytest
+
+from kvrelay.policies import Arm, Candidate, Decision, Reason, RelayView, parse_policy
+
+
+def view(num_tokens: int) -> RelayView:
+    return RelayView(
+        prompt_tokens=num_tokens + 1,
+        local_tokens=0,
+        candidates=(Candidate("arena", num_tokens, num_tokens * 10),),
+    )
+
+
+def test_always_takes_everything() -> None:
+    assert parse_policy("always").decide(view(5)) == Decision(Arm.RELAY, Reason.RELAYED, 5)
+
+
+def test_never_refuses_with_its_reason() -> None:
+    decision = parse_policy("never").decide(view(5000))
+    assert (decision.arm, decision.reason) == (Arm.RECOMPUTE, Reason.POLICY_NEVER)
+
+
+@pytest.mark.parametrize(("tokens", "arm"), [(255, Arm.RECOMPUTE), (256, Arm.RELAY)])
+def test_min_tokens_has_its_threshold_inclusive(tokens: int, arm: Arm) -> None:
+    assert parse_policy("min_tokens:256").decide(view(tokens)).arm is arm
+
+
+@pytest.mark.parametrize("text", ["always", "never", "min_tokens:64"])
+def test_name_round_trips(text: str) -> None:
+    assert parse_policy(text).name == text
+
+
+@pytest.mark.parametrize("text", ["", "sometimes", "min_tokens", "min_tokens:x", "min_tokens:0",
+                                  "always:1", "min_tokens:-1"])
+def test_bad_policies_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="policy|min_tokens"):
+        parse_policy(text)
+
+
+def test_a_decision_cannot_contradict_itself() -> None:
+    with pytest.raises(ValueError, match="num_tokens"):
+        Decision(Arm.RELAY, Reason.RELAYED, 0)
+    with pytest.raises(ValueError, match="num_tokens"):
+        Decision(Arm.RECOMPUTE, Reason.NO_SOURCE, 1)
