@@ -1,0 +1,194 @@
+"""RelayConnector: vLLM's door to the node's KV store.
+
+Named in an engine's configuration by `kv_connector_module_path: kvrelay.relay.connector`.
+vLLM makes one in EngineCore and one in the worker; each does one half's work, and this
+class only says which. It must never make a request wrong or fail: see guard.py.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from kvrelay.relay.client import StoreLink
+from kvrelay.relay.connector.identity import fingerprint, slot_bytes, unsupported
+from kvrelay.relay.connector.metadata import RelayMetadata
+from kvrelay.relay.connector.scheduler import SchedulerHalf
+from kvrelay.relay.connector.worker import WorkerHalf
+from kvrelay.relay.settings import RelaySettings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+FIRST_ATTACH_S = 5.0
+
+
+class RelayConnector(KVConnectorBase_V1, SupportsHMA):
+    """Both halves of relay behind vLLM's connector interface (KVConnectorBase_V1)."""
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        role: KVConnectorRole,
+        kv_cache_config: "KVCacheConfig",
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        settings = RelaySettings.from_extra_config(
+            self._kv_transfer_config.kv_connector_extra_config
+        )
+        reason = unsupported(vllm_config, kv_cache_config)
+        if settings.store is None:
+            reason = "no store is configured"
+        if reason is not None or settings.store is None:
+            if role is KVConnectorRole.SCHEDULER:
+                logger.warning("relay is off for this engine: %s", reason)
+            return
+        try:
+            self._start(settings.store, settings, vllm_config, kv_cache_config)
+        except Exception:
+            logger.exception("relay is off for this engine")
+            self._scheduler = self._worker = None
+
+    def _start(
+        self,
+        store: str,
+        settings: RelaySettings,
+        vllm_config: "VllmConfig",
+        kv_cache_config: "KVCacheConfig",
+    ) -> None:
+        block_tokens = vllm_config.cache_config.block_size
+        num_bytes = slot_bytes(kv_cache_config)
+        if self.role is KVConnectorRole.WORKER:
+            link = StoreLink(store, "worker", num_bytes, block_tokens)
+            self._worker = WorkerHalf(link, kv_cache_config.num_blocks, num_bytes)
+        else:
+            digest = fingerprint(vllm_config, kv_cache_config, weight_epoch="").digest()
+            link = StoreLink(store, "scheduler", num_bytes, block_tokens)
+            self._scheduler = SchedulerHalf(
+                settings, digest, block_tokens, link,
+                saves_generated=vllm_config.speculative_config is None,
+            )
+        if not link.wait(FIRST_ATTACH_S):
+            logger.warning("no store answers at '%s'; relay starts when one does", store)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache, not a hand-off: what is not delivered is recomputed."""
+        return False
+
+    # Scheduler half
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        if self._scheduler is not None:
+            self._scheduler.bind_block_pool(gpu_block_pool)
+
+    def on_new_request(self, request: "Request") -> None:
+        if self._scheduler is not None:
+            self._scheduler.on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        if self._scheduler is None:
+            return 0, False
+        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        if self._scheduler is not None:
+            block_ids = blocks.get_block_ids()[0]
+            self._scheduler.update_state_after_alloc(request, block_ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        if self._scheduler is None:
+            return RelayMetadata()
+        return self._scheduler.build_connector_meta(scheduler_output)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        if self._scheduler is not None:
+            self._scheduler.update_connector_output(connector_output)
+
+    def request_finished(
+        self, request: "Request", block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        if self._scheduler is None:
+            return False, None
+        record = self._scheduler.request_finished(request, block_ids)
+        return False, {"kvrelay": record} if record is not None else None
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids[0] if block_ids else [])
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.has_pending_work
+
+    def reset_cache(self) -> bool | None:
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return True
+
+    # Worker half
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._worker is not None:
+            self._worker.register_kv_caches(kv_caches)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        if self._worker is not None and isinstance(metadata, RelayMetadata):
+            self._worker.start_loads(metadata)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are never part of a forward pass."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: "AttentionMetadata",
+        **kwargs: Any,
+    ) -> None:
+        """Saves are whole blocks, after the forward pass."""
+
+    def wait_for_save(self) -> None:
+        """The scheduler half holds the blocks, so the forward pass waits for nothing."""
+
+    def get_finished(
+        self, finished_req_ids: set[str]
+    ) -> tuple[set[str] | None, set[str] | None]:
+        metadata = self._get_connector_metadata()
+        if self._worker is None or not isinstance(metadata, RelayMetadata):
+            return None, None
+        return None, self._worker.finish_step(metadata, finished_req_ids) or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_failed_block_ids() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._worker.report() if self._worker is not None else None
+
+    def shutdown(self) -> None:
+        for half in (self._scheduler, self._worker):
+            if half is not None:
+                half.shutdown()

@@ -1,0 +1,99 @@
+"""No exception leaves a hook: it is caught, counted, and the request does without relay.
+
+A raise in a scheduler hook would fail that request and the next one, a raise in a worker
+hook would end the engine. Faults that keep coming open a breaker, which turns relay off
+for a while instead of paying for the same fault at every request.
+"""
+
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Breaker:
+    """Open for `rest_s` after `limit` faults within `window_s`."""
+
+    def __init__(
+        self,
+        limit: int = 5,
+        window_s: float = 60.0,
+        rest_s: float = 60.0,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.faults = 0
+        self._limit, self._window_s, self._rest_s = limit, window_s, rest_s
+        self._clock_s = clock_s
+        self._recent: deque[float] = deque(maxlen=limit)
+        self._open_until_s = float("-inf")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether relay rests."""
+        return self._clock_s() < self._open_until_s
+
+    def record(self) -> None:
+        """Count a fault."""
+        now_s = self._clock_s()
+        self.faults += 1
+        self._recent.append(now_s)
+        if len(self._recent) == self._limit and now_s - self._recent[0] <= self._window_s:
+            logger.error("%d faults in %.0f s: relay rests for %.0f s", self._limit,
+                         self._window_s, self._rest_s)
+            self._open_until_s = now_s + self._rest_s
+            self._recent.clear()
+
+
+class StepCost:
+    """Wall time spent in hooks: in all, and in the worst single step."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self.worst_step_s = 0.0
+        self._step_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count time inside the step under way."""
+        self.total_s += seconds
+        self._step_s += seconds
+
+    def end_step(self) -> None:
+        """Close the step."""
+        self.worst_step_s = max(self.worst_step_s, self._step_s)
+        self._step_s = 0.0
+
+
+def guarded(fallback: Callable[[], Any], timed: bool = True) -> Callable[[F], F]:
+    """Decorator of a half's hook: on any exception answer `fallback()`.
+
+    `timed` is False for a hook that may wait on purpose and counts its own time.
+
+    The half has `breaker` and `cost`; the first argument that has a `request_id`, if any,
+    names the request that is handed to the half's `give_up`.
+    """
+
+    def decorate(hook: F) -> F:
+        @functools.wraps(hook)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            start_s = time.perf_counter()
+            try:
+                return hook(self, *args, **kwargs)
+            except Exception:
+                logger.exception("relay fault in %s", hook.__name__)
+                self.breaker.record()
+                request_id = getattr(args[0], "request_id", None) if args else None
+                if request_id is not None:
+                    self.give_up(request_id)
+                return fallback()
+            finally:
+                if timed:
+                    self.cost.add(time.perf_counter() - start_s)
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate

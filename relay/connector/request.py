@@ -1,0 +1,127 @@
+"""One request as the scheduler half sees it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvrelay.policies import Decision, Reason
+from kvrelay.policies.decision import recompute
+from kvrelay.relay.blocks import BlockChain, Match
+from kvrelay.relay.client import Attachment
+from kvrelay.relay.connector.metadata import LoadOutcome
+from kvrelay.relay.keys import digest_fields
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class LeasedMatch:
+    """A match whose slots are leased until it is released."""
+
+    attachment: Attachment
+    match: Match
+
+    def release(self) -> None:
+        """Give the leases back."""
+        for header in self.match.headers:
+            self.attachment.leases.release(header.slot)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """What the scheduler half knows about a live request.
+
+    Attributes:
+        request: vLLM's request, read only.
+        refusal: a reason that holds for the request's whole life; None if there is none.
+        saves: whether its blocks may be published.
+        chain: its block keys; None while its root is not known.
+        plan: slots leased for it, from look-up until the load is reported.
+        loading: a load has been handed to the worker and not been reported.
+        block_ids: its engine blocks, as last told.
+        next_save: first block that has not been offered to the store.
+    """
+
+    request: "Request"
+    mode: str
+    arrived_s: float
+    refusal: Reason | None = None
+    saves: bool = True
+    chain: BlockChain | None = None
+    plan: LeasedMatch | None = None
+    loading: bool = False
+    admitted: bool = False
+    block_ids: Sequence[int] = ()
+    next_save: int = 0
+    decision: Decision = field(default_factory=lambda: recompute(Reason.NO_SOURCE))
+    local_tokens: int = 0
+    planned_tokens: int = 0
+    tail_tokens: int = 0
+    outcome: LoadOutcome | None = None
+    decided_s: float = 0.0
+    lookup_s: float = 0.0
+    load_s: float = 0.0
+
+    def release_plan(self) -> None:
+        """Give back leases, if any."""
+        plan, self.plan = self.plan, None
+        if plan is not None:
+            plan.release()
+
+
+def unsupported_request(request: "Request") -> bool:
+    """Requests whose KV is neither relayed nor published.
+
+    prompt_logprobs need every position computed; embeddings have all-zero token ids, which
+    collide; a resumable request's tokens may still change.
+    """
+    sampling = request.sampling_params
+    return (
+        sampling is None
+        or sampling.prompt_logprobs is not None
+        or request.skip_reading_prefix_cache
+        or request.prompt_embeds is not None
+        or request.prompt_is_token_ids is not None
+        or request.resumable
+    )
+
+
+def requested_mode(request: "Request") -> str:
+    """The request's `kv_transfer_params.kvrelay.mode`; `auto` if it does not say.
+
+    The agent has answered malformed ones with 400; what comes here otherwise is on the
+    safe side: anything but `auto` recomputes.
+    """
+    params = request.kv_transfer_params
+    ours = params.get("kvrelay") if isinstance(params, dict) else None
+    if ours is None:
+        return "auto"
+    mode = ours.get("mode", "auto") if isinstance(ours, dict) else None
+    return "auto" if mode == "auto" else "recompute"
+
+
+def multimodal_extras(request: "Request", block_tokens: int) -> dict[int, bytes]:
+    """Digest of the multimodal items in each block, by block number."""
+    fields: dict[int, list[bytes]] = {}
+    for feature in request.mm_features:
+        position = feature.mm_position
+        first = position.offset // block_tokens
+        last = (position.offset + position.length - 1) // block_tokens
+        for number in range(first, last + 1):
+            offset = position.offset - number * block_tokens
+            fields.setdefault(number, []).append(f"{feature.identifier}@{offset}".encode())
+    return {number: digest_fields(parts, b"kvrelay.mm") for number, parts in fields.items()}
+
+
+def adapter_folder(path: str) -> Path:
+    """Where an adapter's files are.
+
+    Raises:
+        FileNotFoundError: not on this machine.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no adapter folder {path}")
+    return folder

@@ -1,0 +1,413 @@
+"""The scheduler half: decides, plans loads and saves, keeps leases and held blocks.
+
+Runs on EngineCore's scheduler thread, so nothing here waits: look-ups read shared memory,
+and everything that takes time happens in the worker half.
+
+Blocks that are being saved are held by their reference count in vLLM's block pool, taken
+when the save is planned and given back when the worker reports it. So a preempted or
+finished request's blocks stay whole until they are read, without delaying the request.
+"""
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvrelay.policies import Arm, Candidate, Reason, RelayView, parse_policy
+from kvrelay.policies.decision import Decision, recompute
+from kvrelay.relay import index
+from kvrelay.relay.blocks import BlockChain, match
+from kvrelay.relay.client import StoreLink
+from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
+from kvrelay.relay.connector.identity import AdapterDigests
+from kvrelay.relay.connector.metadata import (
+    LoadBlock,
+    LoadJob,
+    RelayMetadata,
+    SaveJob,
+    WorkerCost,
+    WorkerReport,
+)
+from kvrelay.relay.connector.request import (
+    LeasedMatch,
+    Tracked,
+    multimodal_extras,
+    requested_mode,
+    unsupported_request,
+)
+from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.record import RelayRecord
+from kvrelay.relay.settings import RelaySettings
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+LEASE_GRACE_NS = 1_000_000_000
+
+
+class SchedulerHalf:
+    """Relay in EngineCore. Hooks in the order in which vLLM calls them."""
+
+    def __init__(
+        self,
+        settings: RelaySettings,
+        fingerprint: bytes,
+        block_tokens: int,
+        link: StoreLink,
+        saves_generated: bool = True,
+    ) -> None:
+        """`saves_generated` is False where accepted tokens may not be what was computed."""
+        self.breaker = Breaker()
+        self.cost = StepCost()
+        self._settings = settings
+        self._policy = parse_policy(settings.policy)
+        self._fingerprint = fingerprint
+        self._block_tokens = block_tokens
+        self._link = link
+        self._saves_generated = saves_generated
+        self._adapters = AdapterDigests()
+        self._tracked: dict[str, Tracked] = {}
+        self._loading: dict[str, Tracked] = {}
+        self._loads: list[LoadJob] = []
+        self._saves: list[SaveJob] = []
+        self._cancelled: set[str] = set()
+        self._held: dict[int, int] = {}
+        self._corrupt: set[bytes] = set()  # proven bad, to be published anew
+        self._pool: BlockPool | None = None
+        self._worker_cost = WorkerCost()
+        self._dropped_saves = 0
+
+    def bind_block_pool(self, pool: "BlockPool") -> None:
+        """Take the pool whose reference counts hold blocks that are being saved."""
+        self._pool = pool
+
+    def give_up(self, request_id: str) -> None:
+        """After a fault: this request goes on without relay."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            tracked.refusal = Reason.FAULT
+            tracked.saves = False
+
+    @guarded(lambda: None)
+    def on_new_request(self, request: "Request") -> None:
+        """A request has come in."""
+        tracked = Tracked(request, requested_mode(request), time.perf_counter())
+        self._tracked[request.request_id] = tracked
+        if unsupported_request(request):
+            tracked.refusal = Reason.UNSUPPORTED_REQUEST
+            tracked.saves = False
+        elif tracked.mode != "auto":
+            tracked.refusal = Reason.MODE_RECOMPUTE
+
+    @guarded(lambda: (0, False))
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """How many tokens beyond the local hit to load; called at every admission attempt."""
+        tracked = self._tracked[request.request_id]
+        tracked.release_plan()
+        start_s = time.perf_counter()
+        decision = self._decide(tracked, num_computed_tokens)
+        now_s = time.perf_counter()
+        if not tracked.admitted:
+            tracked.decision = decision
+            tracked.local_tokens = num_computed_tokens
+            tracked.decided_s = start_s
+            tracked.lookup_s = now_s - start_s
+        return decision.num_tokens, decision.arm is Arm.RELAY
+
+    @guarded(lambda: None)
+    def update_state_after_alloc(
+        self, request: "Request", block_ids: list[int], num_external_tokens: int
+    ) -> None:
+        """Blocks have been allocated: the request is admitted, or its load begins."""
+        tracked = self._tracked[request.request_id]
+        tracked.block_ids = block_ids
+        if num_external_tokens == 0:
+            tracked.admitted = True
+            return
+        plan = tracked.plan
+        if plan is None:
+            raise RuntimeError("vLLM loads tokens that were not offered")
+        first = (plan.match.num_tokens - num_external_tokens) // self._block_tokens
+        deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
+        blocks = tuple(
+            LoadBlock(block_ids[first + n], header.slot, header.state, header.checksum, header.key)
+            for n, header in enumerate(plan.match.headers)
+        )
+        incarnation = plan.attachment.slab.incarnation
+        self._loads.append(LoadJob(request.request_id, incarnation, deadline_ns, blocks))
+        self._loading[request.request_id] = tracked
+        tracked.loading = True
+        if not tracked.admitted:  # after a preemption the record stays the first admission's
+            tracked.admitted = True
+            tracked.planned_tokens = num_external_tokens
+            tracked.tail_tokens = plan.match.tail_tokens
+
+    def build_connector_meta(self, output: "SchedulerOutput") -> RelayMetadata:
+        """Everything the worker half has to do in this step."""
+        self._plan_saves(output)
+        metadata = RelayMetadata(
+            self._loads, self._saves, self._cancelled, output.total_num_scheduled_tokens > 0
+        )
+        self._loads, self._saves, self._cancelled = [], [], set()
+        self.cost.end_step()
+        return metadata
+
+    @guarded(lambda: None)
+    def update_connector_output(self, output: "KVConnectorOutput") -> None:
+        """The worker half's report of the last step."""
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, WorkerReport):
+            return
+        self._worker_cost = report.cost
+        for block_id in report.released:
+            self._release(block_id)
+        for outcome in report.loads:
+            tracked = self._loading.pop(outcome.request_id, None)
+            if tracked is None:
+                continue
+            tracked.loading = False
+            if tracked.outcome is None:
+                tracked.outcome = outcome
+                tracked.load_s = time.perf_counter() - tracked.decided_s
+            tracked.release_plan()
+            self._corrupt.update(outcome.corrupt_keys)
+            if outcome.failure is not None:
+                tracked.refusal = outcome.failure
+                if outcome.failure is Reason.LOAD_FAULT:
+                    self.breaker.record()
+
+    @guarded(lambda: None)
+    def request_finished(self, request: "Request", block_ids: list[int]) -> dict[str, Any] | None:
+        """A request is over: publish its rest and its tail, answer its record."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return None
+        if tracked.loading:
+            # vLLM keeps its blocks until the worker reports the load; so do the leases.
+            self._cancelled.add(request.request_id)
+        else:
+            tracked.release_plan()
+            tracked.block_ids = block_ids
+            computed = request.num_computed_tokens - request.num_in_flight_tokens
+            self._save_blocks(tracked, computed)
+            self._save_tail(tracked, computed)
+        return self._record(tracked).to_dict()
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether the engine must step once more to hand over or take back blocks."""
+        return bool(self._saves or self._held or self._cancelled)
+
+    def reset(self) -> None:
+        """The engine's weights may have changed: nothing older may be met again."""
+        self._fingerprint = root_key(self._fingerprint, salt=f"{time.time_ns()}")
+
+    def shutdown(self) -> None:
+        """Let go of the store."""
+        for tracked in [*self._tracked.values(), *self._loading.values()]:
+            tracked.plan = None
+        self._adapters.close()
+        self._link.close()
+
+    # Deciding
+
+    def _decide(self, tracked: Tracked, num_local: int) -> Decision:
+        request = tracked.request
+        attachment = self._link.current
+        if tracked.refusal is not None:
+            return recompute(tracked.refusal)
+        if self.breaker.is_open:
+            return recompute(Reason.BREAKER_OPEN)
+        if attachment is None:
+            return recompute(Reason.STORE_UNAVAILABLE)
+        chain = self._chain(tracked)
+        if chain is None:
+            return recompute(Reason.UNSUPPORTED_REQUEST)
+        found = match(
+            attachment.slab, chain, request.all_token_ids, num_local, request.num_tokens - 1
+        )
+        if found is None or found.num_tokens <= num_local:
+            return recompute(Reason.LOCAL_HIT if num_local else Reason.NO_SOURCE)
+        if len(self._loading) >= self._settings.max_loads_in_flight:
+            return recompute(Reason.LOADS_IN_FLIGHT)
+        slot_bytes = attachment.slab.geometry.slot_bytes
+        view = RelayView(
+            prompt_tokens=request.num_tokens,
+            local_tokens=num_local,
+            candidates=(
+                Candidate("arena", found.num_tokens - num_local, len(found.headers) * slot_bytes),
+            ),
+            requests_waiting=sum(not other.admitted for other in self._tracked.values()),
+            requests_running=sum(other.admitted for other in self._tracked.values()),
+            loads_in_flight=len(self._loading),
+            bytes_in_flight=slot_bytes
+            * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
+        )
+        decision = self._policy.decide(view)
+        if decision.arm is not Arm.RELAY:
+            return decision
+        if decision.num_tokens != found.num_tokens - num_local:
+            raise RuntimeError(f"{self._policy.name} asks for {decision.num_tokens} tokens")
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + int(self._settings.load_deadline_s * 1e9) + LEASE_GRACE_NS
+        for depth, header in enumerate(found.headers):
+            attachment.leases.take(header.slot, until_ns)
+            # Deeper blocks count as older, so that eviction never takes a parent first.
+            attachment.slab.accesses[header.slot] = now_ns - depth
+        tracked.plan = LeasedMatch(attachment, found)
+        if any(attachment.slab.state(h.slot) != h.state for h in found.headers):
+            tracked.release_plan()  # evicted between look-up and lease
+            return recompute(Reason.LOAD_EVICTED)
+        return decision
+
+    def _chain(self, tracked: Tracked) -> BlockChain | None:
+        if tracked.chain is None:
+            request = tracked.request
+            lora = b""
+            if request.lora_request is not None:
+                digest = self._adapters.get(request.lora_request.lora_path)
+                if digest is None:
+                    return None
+                lora = digest
+            root = root_key(self._fingerprint, request.cache_salt, lora)
+            extras = multimodal_extras(request, self._block_tokens)
+            tracked.chain = BlockChain(root, self._block_tokens, extras)
+        return tracked.chain
+
+    # Saving
+
+    @guarded(lambda: None)
+    def _plan_saves(self, output: "SchedulerOutput") -> None:
+        """Offer every block that this step completes.
+
+        The worker saves after the step's forward pass, so a block counts whose tokens are
+        all known and, this step included, all computed. Under asynchronous scheduling the
+        newest output tokens are not known yet; their block comes a step later.
+        """
+        snapshot = output.kv_connector_block_state
+        block_ids = snapshot.block_ids if snapshot is not None else {}
+        cached = output.scheduled_cached_reqs
+        before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        before.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request_id, num_scheduled in output.num_scheduled_tokens.items():
+            tracked = self._tracked.get(request_id)
+            if tracked is None or request_id not in before:
+                continue
+            if request_id in block_ids:
+                tracked.block_ids = block_ids[request_id][0]
+            self._save_blocks(tracked, before[request_id] + num_scheduled)
+
+    def _known_tokens(self, tracked: Tracked) -> int:
+        request = tracked.request
+        return request.num_tokens if self._saves_generated else request.num_prompt_tokens
+
+    def _save_blocks(self, tracked: Tracked, num_computed: int) -> None:
+        """Plan saves of whole blocks up to `num_computed` tokens that the store lacks."""
+        attachment = self._link.current
+        if not tracked.saves or attachment is None or self.breaker.is_open:
+            return
+        num_full = min(num_computed, self._known_tokens(tracked)) // self._block_tokens
+        if num_full <= tracked.next_save:
+            return
+        chain = self._chain(tracked)
+        if chain is None:
+            return
+        chain.extend(tracked.request.all_token_ids, num_full)
+        for number in range(tracked.next_save, num_full):
+            key = chain.key(number)
+            if key in self._corrupt or index.find(attachment.slab, key) is None:
+                self._corrupt.discard(key)
+                parent = chain.parent(number) if not chain.extra(number) else BlockKey(bytes(32))
+                self._save(tracked.block_ids[number], key, parent, chain.tokens(number))
+        tracked.next_save = num_full
+
+    def _save_tail(self, tracked: Tracked, num_computed: int) -> None:
+        """Plan the save of a finished request's last, partial block."""
+        attachment = self._link.current
+        if not tracked.saves or attachment is None or self.breaker.is_open:
+            return
+        num_tokens = min(num_computed, self._known_tokens(tracked))
+        number, rest = divmod(num_tokens, self._block_tokens)
+        chain = self._chain(tracked)
+        if not rest or chain is None or chain.extra(number) or number > tracked.next_save:
+            return
+        tokens = pack_tokens(tracked.request.all_token_ids[number * self._block_tokens : num_tokens])
+        parent = chain.parent(number)
+        key = child_key(parent, tokens)
+        if index.find(attachment.slab, key) is None:
+            self._save(tracked.block_ids[number], key, parent, tokens)
+
+    def _save(self, block_id: int, key: BlockKey, parent: BlockKey, tokens: bytes) -> None:
+        pool = self._pool
+        if pool is None:
+            return
+        limit = self._settings.max_held_fraction * pool.num_gpu_blocks
+        if len(self._held) >= limit:
+            self._dropped_saves += 1
+            return
+        pool.touch([pool.blocks[block_id]])
+        self._held[block_id] = self._held.get(block_id, 0) + 1
+        self._saves.append(SaveJob(block_id, key, parent, tokens))
+
+    def _release(self, block_id: int) -> None:
+        count = self._held.get(block_id, 0)
+        if not count or self._pool is None:
+            raise RuntimeError(f"block {block_id} is not held")
+        if count == 1:
+            del self._held[block_id]
+        else:
+            self._held[block_id] = count - 1
+        self._pool.free_blocks([self._pool.blocks[block_id]])
+
+    # Reporting
+
+    def _record(self, tracked: Tracked) -> RelayRecord:
+        request, outcome = tracked.request, tracked.outcome
+        prompt = request.num_prompt_tokens
+        relayed = tail = num_bytes = 0
+        reason = tracked.decision.reason
+        if tracked.decision.arm is Arm.RELAY and outcome is not None:
+            num_bytes = outcome.num_bytes
+            if outcome.failure is None:
+                relayed, tail = tracked.planned_tokens, tracked.tail_tokens
+            else:
+                reason = outcome.failure
+                relayed = min(outcome.num_loaded * self._block_tokens, tracked.planned_tokens)
+        elif tracked.decision.arm is Arm.RELAY:
+            reason = Reason.LOAD_CANCELLED
+        relayed = min(relayed, prompt - tracked.local_tokens)
+        cost = self._worker_cost
+        return RelayRecord(
+            agent=self._settings.agent,
+            policy=self._policy.name,
+            mode=tracked.mode,
+            decision=tracked.decision,
+            reason=reason,
+            prompt_tokens=prompt,
+            local_tokens=tracked.local_tokens,
+            relayed_tokens=relayed,
+            tail_tokens=tail,
+            recomputed_tokens=prompt - tracked.local_tokens - relayed,
+            num_bytes=num_bytes,
+            load_path="arena" if relayed else None,
+            lookup_s=tracked.lookup_s,
+            queue_s=max(0.0, tracked.decided_s - tracked.arrived_s),
+            load_wait_s=outcome.wait_s if outcome else 0.0,
+            copy_s=outcome.copy_s if outcome else 0.0,
+            load_s=tracked.load_s,
+            overhead={
+                "scheduler_s": self.cost.total_s,
+                "scheduler_worst_step_s": self.cost.worst_step_s,
+                "worker_s": cost.hook_s,
+                "worker_worst_step_s": cost.worst_step_s,
+                "copy_cpu_s": cost.copy_cpu_s,
+                "saved_blocks": cost.saved_blocks,
+                "dropped_blocks": cost.dropped_blocks + self._dropped_saves,
+                "faults": self.breaker.faults,
+            },
+        )

@@ -1,0 +1,60 @@
+"""The record of one request: what was decided, on what grounds, and what came of it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvrelay.policies import Decision, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRecord:
+    """What the answer's `kv_transfer_params.kvrelay` carries.
+
+    Tokens: prompt = local + relayed + recomputed. Seconds are wall seconds.
+
+    Attributes:
+        agent: the agent that served the request.
+        policy: the policy that decided.
+        mode: what the request asked for, `auto` or `recompute`.
+        decision: arm, reason, estimates and propensity at look-up.
+        reason: how it ended: the decision's reason, or what befell the load.
+        prompt_tokens: tokens of the prompt.
+        local_tokens: found in the engine's own prefix cache.
+        relayed_tokens: taken over from other engines, verified.
+        tail_tokens: how many of those came from a block not taken whole.
+        recomputed_tokens: prefilled here.
+        num_bytes: bytes copied for the relay.
+        load_path: where they came from: `arena` (this node's shared memory), else None.
+        lookup_s: time of the look-up.
+        queue_s: from arrival to the first decision.
+        load_wait_s: from handing the load over to its first copy.
+        copy_s: from the first copy to the last block verified.
+        load_s: from the look-up to the load's report.
+        overhead: the engine's cost of relay so far, see `WorkerCost`, plus `scheduler_s`.
+    """
+
+    agent: str
+    policy: str
+    mode: str
+    decision: Decision
+    reason: Reason
+    prompt_tokens: int
+    local_tokens: int
+    relayed_tokens: int
+    tail_tokens: int
+    recomputed_tokens: int
+    num_bytes: int
+    load_path: str | None
+    lookup_s: float
+    queue_s: float
+    load_wait_s: float
+    copy_s: float
+    load_s: float
+    overhead: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form in which it travels: plain JSON types."""
+        record = asdict(self)
+        record["decision"] |= {"arm": str(self.decision.arm), "reason": str(self.decision.reason)}
+        record["reason"] = str(self.reason)
+        return record

@@ -1,0 +1,193 @@
+"""A real vLLM engine in a process of its own, driven over a socket by `harness.Engine`.
+
+In-process EngineCore (no vLLM worker process), so that tests step it one step at a time and
+can look at its scheduler and its KV tensors.
+"""
+
+import hashlib
+import importlib
+import os
+import pickle
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+class Driver:
+    def __init__(self, **engine_args: Any) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(**engine_args)
+        self.engine = self.llm.llm_engine
+        self.outputs: dict[str, Any] = {}
+        self.serial = 0
+        # Without vLLM's own warm-up (enforce_eager) the AMX attention kernel ends the process
+        # with SIGILL if the first prompt has fewer than five tokens (vLLM 0.29, CPU).
+        self.one_warm_up()
+
+    def one_warm_up(self) -> None:
+        self.generate([list(range(1, 17))], kvrelay={"mode": "recompute"}, salt="warm-up")
+
+    # Requests
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 1,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        salt: str | None = None,
+        kvrelay: Any = None,
+    ) -> str:
+        from vllm import SamplingParams
+
+        self.serial += 1
+        request_id = f"r{self.serial}"
+        extra = {"kv_transfer_params": {"kvrelay": kvrelay}} if kvrelay is not None else None
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False,
+            logprobs=logprobs, prompt_logprobs=prompt_logprobs, extra_args=extra,
+        )
+        inputs: dict[str, Any] = {"prompt_token_ids": prompt}
+        if salt is not None:
+            inputs["cache_salt"] = salt
+        self.engine.add_request(request_id, inputs, params)
+        return request_id
+
+    def step(self, steps: int = 1) -> list[str]:
+        """Step; the requests that finished."""
+        finished = []
+        for _ in range(steps):
+            for output in self.engine.step():
+                self.outputs[output.request_id] = output
+                if output.finished:
+                    finished.append(output.request_id)
+        return finished
+
+    def run(self) -> None:
+        """Step until no request is left and all saves are reported."""
+        while self.engine.has_unfinished_requests() or self.busy():
+            self.step()
+
+    def busy(self) -> bool:
+        return self.scheduler.has_finished_requests() or self.scheduler.get_kv_connector() is not None and self.scheduler.get_kv_connector().has_pending_push_work()
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort_request([request_id])
+
+    def result(self, request_id: str) -> dict[str, Any]:
+        output = self.outputs[request_id]
+        completion = output.outputs[0]
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = [
+                sorted((token, value.logprob) for token, value in step.items())
+                for step in completion.logprobs
+            ]
+        params = output.kv_transfer_params or {}
+        return {
+            "tokens": list(completion.token_ids),
+            "logprobs": logprobs,
+            "cached": output.num_cached_tokens,
+            "record": params.get("kvrelay"),
+            "reason": completion.finish_reason,
+        }
+
+    def generate(self, prompts: list[list[int]], **options: Any) -> list[dict[str, Any]]:
+        """All at once; results in order."""
+        request_ids = [self.add(prompt, **options) for prompt in prompts]
+        self.run()
+        return [self.result(request_id) for request_id in request_ids]
+
+    # State
+
+    @property
+    def scheduler(self) -> Any:
+        return self.engine.engine_core.engine_core.scheduler
+
+    @property
+    def worker_half(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()._worker
+
+    def reset(self) -> bool:
+        """Forget the local prefix cache."""
+        return self.engine.reset_prefix_cache()
+
+    def state(self) -> dict[str, int]:
+        """What must be empty when nothing is going on."""
+        scheduler = self.scheduler
+        half = scheduler.get_kv_connector()._scheduler
+        pool = scheduler.kv_cache_manager.block_pool
+        return {
+            "requests": len(scheduler.requests),
+            "tracked": len(half._tracked),
+            "loading": len(half._loading),
+            "held": len(half._held),
+            "leases": len(half._link.current.leases) if half._link.current else 0,
+            "used_blocks": pool.num_gpu_blocks - pool.get_num_free_blocks() - 1,
+            "faults": half.breaker.faults + self.worker_half.breaker.faults,
+        }
+
+    def block_digests(self, prompt: list[int]) -> list[str]:
+        """Digest of the KV bytes of every whole block of a cached prompt."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        core = self.engine.engine_core.engine_core
+        request = Request("probe", prompt, SamplingParams(max_tokens=1), None,
+                          block_hasher=core.request_block_hasher)
+        manager = self.scheduler.kv_cache_manager
+        blocks, _, *_ = manager.get_computed_blocks(request)
+        runner = core.model_executor.driver_worker.worker.model_runner
+        return [
+            hashlib.sha256(
+                b"".join(
+                    kv[block_id].contiguous().view(-1).view(__import__("torch").uint8).numpy().tobytes()
+                    for kv in runner.kv_caches
+                )
+            ).hexdigest()
+            for block_id in blocks.get_block_ids()[0]
+        ]
+
+    def execute(self, source: str, **variables: Any) -> Any:
+        """Run a test's code in here; the name `result` is the answer."""
+        scope: dict[str, Any] = {"driver": self, **variables}
+        exec(source, scope)
+        return scope.get("result")
+
+
+def main() -> None:
+    connection = Connection(int(sys.argv[1]))
+    for name in connection.recv():
+        importlib.import_module(name)
+    driver: Any = None
+    try:
+        driver = Driver(**connection.recv())
+        connection.send(("ok", None))
+    except BaseException as error:
+        connection.send(("error", repr(error)))
+        raise
+    while True:
+        try:
+            name, args, kwargs = connection.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            answer = ("ok", getattr(driver, name)(*args, **kwargs))
+            pickle.dumps(answer)
+        except BaseException as error:
+            import traceback
+
+            answer = ("error", f"{error!r}\n{traceback.format_exc()}")
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    main()

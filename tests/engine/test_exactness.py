@@ -1,0 +1,112 @@
+"""A relayed prefix is bit for bit what the engine would have had."""
+
+import pytest
+from harness import BLOCK, Engine, text_tokens
+
+Pair = tuple[Engine, Engine]
+OTHER = [7, 11, 13, 17]
+
+
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK,
+                                    3 * BLOCK + 1, 20 * BLOCK])
+def test_relay_equals_a_local_hit(pair: Pair, length: int) -> None:
+    a, b = pair
+    whole = length // BLOCK * BLOCK
+    prompt = text_tokens(length, length)
+    continued = prompt[:whole] + OTHER
+    a.one(prompt)
+    relayed = b.one(continued, max_tokens=32, logprobs=5)
+    # The reference: A's own prefix cache, for the same number of computed tokens.
+    local = a.one(continued, max_tokens=32, logprobs=5, kvrelay={"mode": "recompute"})
+    assert local["cached"] == whole
+    assert relayed["record"]["relayed_tokens"] == whole
+    assert relayed["tokens"] == local["tokens"]
+    assert relayed["logprobs"] == local["logprobs"]
+
+
+@pytest.mark.parametrize("output", [2, 7, BLOCK, BLOCK + 5])
+@pytest.mark.parametrize("length", [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 9,
+                                    5 * BLOCK - 3, 5 * BLOCK, 11 * BLOCK + 17])
+def test_tail_equals_the_producer_going_on(pair: Pair, length: int, output: int) -> None:
+    a, b = pair
+    prompt = text_tokens(100 + length, length)
+    own = a.one(prompt, max_tokens=output + 16, logprobs=5)
+    a.reset()
+    a.one(prompt, max_tokens=output)  # so that A's tail ends where B's prompt does
+    result = b.one(prompt + own["tokens"][:output], max_tokens=16, logprobs=5)
+    assert result["record"]["relayed_tokens"] == length + output - 1, result["record"]
+    assert result["tokens"] == own["tokens"][output:]
+    assert result["logprobs"] == own["logprobs"][output:]
+
+
+def test_generated_blocks_are_relayed(pair: Pair) -> None:
+    a, b = pair
+    prompt = text_tokens(1, BLOCK)
+    output = a.one(prompt, max_tokens=3 * BLOCK)["tokens"]
+    record = b.one(prompt + output + OTHER)["record"]
+    assert record["relayed_tokens"] == 4 * BLOCK - 1
+    assert record["reason"] == "relayed"
+
+
+def test_divergence_inside_a_block_reuses_its_head(pair: Pair) -> None:
+    a, b = pair
+    prompt = text_tokens(2, 4 * BLOCK)
+    a.one(prompt)
+    changed = prompt[: 3 * BLOCK + 10] + OTHER
+    relayed = b.one(changed, max_tokens=8)
+    assert relayed["record"]["relayed_tokens"] == 3 * BLOCK + 10
+    assert relayed["record"]["tail_tokens"] == 10
+    assert relayed["tokens"] == a.one(changed, max_tokens=8, salt="x")["tokens"]
+
+
+def test_concurrent_relays_have_the_source_blocks_bytes(pair: Pair) -> None:
+    a, b = pair
+    prompts = [text_tokens(seed, 6 * BLOCK) for seed in range(10, 16)]
+    a.generate(prompts)
+    results = b.generate([prompt + OTHER for prompt in prompts], max_tokens=4)
+    assert [r["record"]["relayed_tokens"] for r in results] == [6 * BLOCK] * 6
+    for prompt in prompts:
+        source, target = a.block_digests(prompt + OTHER), b.block_digests(prompt + OTHER)
+        assert len(source) == 6
+        assert source == target
+
+
+def test_the_detector_sees_a_flipped_byte(pair: Pair) -> None:
+    a, b = pair
+    prompt = text_tokens(3, 2 * BLOCK)
+    a.one(prompt)
+    b.one(prompt + OTHER)
+    b.execute("""
+runner = driver.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+for block in runner.kv_caches[1]:
+    block.view(-1)[3] += 1
+""")
+    assert a.block_digests(prompt + OTHER) != b.block_digests(prompt + OTHER)
+
+
+def test_only_what_is_missing_is_loaded(pair: Pair) -> None:
+    a, b = pair
+    prompt = text_tokens(4, 8 * BLOCK)
+    b.one(prompt[: 4 * BLOCK])
+    a.one(prompt)
+    record = b.one(prompt + OTHER)["record"]
+    assert (record["local_tokens"], record["relayed_tokens"], record["recomputed_tokens"]) == (
+        4 * BLOCK, 4 * BLOCK, len(OTHER))
+
+
+def test_several_engines_saving_one_prefix_store_it_once(pair: Pair, store) -> None:
+    a, b = pair
+    prompt = text_tokens(5, 4 * BLOCK)
+    a.one(prompt)
+    blocks = store.stats()["blocks"]
+    b.one(prompt, kvrelay={"mode": "recompute"})
+    assert store.stats()["blocks"] == blocks
+
+
+def test_salts_do_not_meet(pair: Pair) -> None:
+    a, b = pair
+    prompt = text_tokens(6, 4 * BLOCK)
+    a.one(prompt, salt="tenant-1")
+    for salt in (None, "tenant-2"):
+        assert b.one(prompt + OTHER, salt=salt)["record"]["reason"] == "no_source"
+    assert b.one(prompt + OTHER, salt="tenant-1")["record"]["relayed_tokens"] == 4 * BLOCK
