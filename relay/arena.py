@@ -168,8 +168,14 @@ class Slab:
             raise ArenaError(f"cannot make shared memory: {error}") from error
         slab = cls(fd, geometry, incarnation)
         _SUPERBLOCK.pack_into(
-            slab._map, 0, MAGIC, incarnation, geometry.slot_bytes, geometry.block_tokens,
-            geometry.num_slots, geometry.total_bytes,
+            slab._map,
+            0,
+            MAGIC,
+            incarnation,
+            geometry.slot_bytes,
+            geometry.block_tokens,
+            geometry.num_slots,
+            geometry.total_bytes,
         )
         return slab
 
@@ -218,8 +224,14 @@ class Slab:
         g = self.geometry
         offset = g.headers + HEADER_BYTES * header.slot
         _HEADER.pack_into(
-            self._map, offset, self.state(header.slot), header.key, header.parent,
-            header.checksum, header.num_tokens, 0,
+            self._map,
+            offset,
+            self.state(header.slot),
+            header.key,
+            header.parent,
+            header.checksum,
+            header.num_tokens,
+            0,
         )
         at = g.tokens + TOKEN_BYTES * g.block_tokens * header.slot
         self._bytes[at : at + len(tokens)] = tokens

@@ -34,7 +34,10 @@ def available_bytes(root: Path = Path("/")) -> int:
             limits.append(int(line.split()[1]) * 1024)
     for limit_file, used_file in (
         ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        (
+            "sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
     ):
         with contextlib.suppress(OSError, ValueError):
             limit = int((root / limit_file).read_text())

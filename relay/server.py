@@ -99,8 +99,9 @@ class StoreServer:
                         self._run_calls()
                     elif isinstance(connection, socket.socket):
                         self._serve(selector, connection)
-        for connection in [*self._clients, self._listener, self._wake_reader]:
+        for connection in [*self._clients, self._listener, self._wake_reader, self._wake_writer]:
             connection.close()
+        self._core.close()
 
     def _run_calls(self) -> None:
         with self._calls_lock:
@@ -178,7 +179,8 @@ class StoreServer:
                 return protocol.Reserved(granted, {str(why): n for why, n in refused.items()})
             case protocol.Commit(slab_id=slab_id, entries=entries):
                 core.commit(
-                    client, slab_id,
+                    client,
+                    slab_id,
                     [Entry(e.slot, e.key, e.parent, e.tokens, e.checksum) for e in entries],
                 )
                 return protocol.Done(len(entries))

@@ -156,6 +156,11 @@ class StoreCore:
         """
         return self._state(slab_id).slab
 
+    def close(self) -> None:
+        """Let go of the slabs' descriptors; their mappings stay readable."""
+        for state in self._slabs:
+            state.slab.close()
+
     # Writing
 
     def reserve(
@@ -281,24 +286,38 @@ class StoreCore:
         """
         _require(self.used_bytes <= max(self.capacity_bytes, 0), "used bytes exceed the capacity")
         for state in self._slabs:
-            sealed, reserved, free = set(state.sealed.values()), set(state.reserved), set(state.free)
+            sealed, reserved, free = (
+                set(state.sealed.values()),
+                set(state.reserved),
+                set(state.free),
+            )
             _require(len(free) == len(state.free), "a slot is free twice")
             _require(len(sealed) == len(state.sealed), "two keys share a slot")
-            _require(not (sealed & reserved or sealed & free or reserved & free),
-                     "a slot is in two states")
-            _require(len(sealed | reserved | free) == state.slab.geometry.num_slots, "a slot is lost")
-            _require(state.pending == {key: slot for slot, (_, key) in state.reserved.items()},
-                     "pending keys and reservations differ")
-            _require({owner for owner, _ in state.reserved.values()} <= self._clients,
-                     "a reservation outlived its client")
+            _require(
+                not (sealed & reserved or sealed & free or reserved & free),
+                "a slot is in two states",
+            )
+            _require(
+                len(sealed | reserved | free) == state.slab.geometry.num_slots, "a slot is lost"
+            )
+            _require(
+                state.pending == {key: slot for slot, (_, key) in state.reserved.items()},
+                "pending keys and reservations differ",
+            )
+            _require(
+                {owner for owner, _ in state.reserved.values()} <= self._clients,
+                "a reservation outlived its client",
+            )
             for key, slot in state.sealed.items():
                 header = find(state.slab, BlockKey(key))
                 _require(header is not None and header.slot == slot, "a sealed key is not found")
             for slot in reserved | free:
                 _require(not state.slab.state(slot) & 1, "a slot that is not committed is visible")
             for table in (state.slab.key_table, state.slab.parent_table):
-                _require(sum(1 for entry in table if 0 < entry < 0xFFFFFFFF) <= len(sealed),
-                         "a table has more entries than there are sealed slots")
+                _require(
+                    sum(1 for entry in table if 0 < entry < 0xFFFFFFFF) <= len(sealed),
+                    "a table has more entries than there are sealed slots",
+                )
 
     def _state(self, slab_id: int) -> _SlabState:
         if not 0 <= slab_id < len(self._slabs):

@@ -83,7 +83,10 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
             digest = fingerprint(vllm_config, kv_cache_config, weight_epoch="").digest()
             link = StoreLink(store, "scheduler", num_bytes, block_tokens)
             self._scheduler = SchedulerHalf(
-                settings, digest, block_tokens, link,
+                settings,
+                digest,
+                block_tokens,
+                link,
                 saves_generated=vllm_config.speculative_config is None,
             )
         if not link.wait(FIRST_ATTACH_S):
@@ -174,9 +177,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """The scheduler half holds the blocks, so the forward pass waits for nothing."""
 
-    def get_finished(
-        self, finished_req_ids: set[str]
-    ) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         metadata = self._get_connector_metadata()
         if self._worker is None or not isinstance(metadata, RelayMetadata):
             return None, None

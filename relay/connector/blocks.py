@@ -36,7 +36,8 @@ class BlockMemory(ABC):
         """Copy `slot_bytes` bytes at `address` into a block; checksum of what came in."""
 
     def fence(self) -> None:
-        """Called after a forward pass, before its blocks are saved."""
+        """Called after a forward pass, before its blocks are saved; the host needs none."""
+        return
 
 
 class HostBlocks(BlockMemory):

@@ -43,8 +43,12 @@ class Breaker:
         self.faults += 1
         self._recent.append(now_s)
         if len(self._recent) == self._limit and now_s - self._recent[0] <= self._window_s:
-            logger.error("%d faults in %.0f s: relay rests for %.0f s", self._limit,
-                         self._window_s, self._rest_s)
+            logger.error(
+                "%d faults in %.0f s: relay rests for %.0f s",
+                self._limit,
+                self._window_s,
+                self._rest_s,
+            )
             self._open_until_s = now_s + self._rest_s
             self._recent.clear()
 

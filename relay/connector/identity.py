@@ -96,7 +96,10 @@ def _attention(config: "VllmConfig") -> str:
     """Backend and whatever decides how it packs a block."""
     parts: list[Any] = [config.attention_config.backend]
     if torch.cuda.is_available():
-        parts += [torch.cuda.get_device_capability(), config.cache_config.get_resolved_kv_cache_layout()]
+        parts += [
+            torch.cuda.get_device_capability(),
+            config.cache_config.get_resolved_kv_cache_layout(),
+        ]
     else:
         parts.append(torch.backends.cpu.get_cpu_capability())
         parts.append(torch.cpu._is_amx_tile_supported())

@@ -19,9 +19,7 @@ BATCH = 16
 class Saves:
     """Publishes what it is given in order; whatever goes wrong costs a future hit only."""
 
-    def __init__(
-        self, blocks: BlockMemory, attachment: Callable[[], Attachment | None]
-    ) -> None:
+    def __init__(self, blocks: BlockMemory, attachment: Callable[[], Attachment | None]) -> None:
         self.copy_cpu_s = 0.0
         self.saved_blocks = 0
         self.dropped_blocks = 0

@@ -304,7 +304,7 @@ class SchedulerHalf:
 
     def _known_tokens(self, tracked: Tracked) -> int:
         request = tracked.request
-        return request.num_tokens if self._saves_generated else request.num_prompt_tokens
+        return int(request.num_tokens if self._saves_generated else request.num_prompt_tokens)
 
     def _save_blocks(self, tracked: Tracked, num_computed: int) -> None:
         """Plan saves of whole blocks up to `num_computed` tokens that the store lacks."""
@@ -336,7 +336,9 @@ class SchedulerHalf:
         chain = self._chain(tracked)
         if not rest or chain is None or chain.extra(number) or number > tracked.next_save:
             return
-        tokens = pack_tokens(tracked.request.all_token_ids[number * self._block_tokens : num_tokens])
+        tokens = pack_tokens(
+            tracked.request.all_token_ids[number * self._block_tokens : num_tokens]
+        )
         parent = chain.parent(number)
         key = child_key(parent, tokens)
         if index.find(attachment.slab, key) is None:

@@ -50,8 +50,12 @@ class WorkerHalf:
             logger.warning("relay is off for this engine: %s", error)
             return
         if blocks.slot_bytes != self._slot_bytes:
-            logger.warning("relay is off for this engine: a block has %d bytes, not the %d that "
-                           "its specification says", blocks.slot_bytes, self._slot_bytes)
+            logger.warning(
+                "relay is off for this engine: a block has %d bytes, not the %d that "
+                "its specification says",
+                blocks.slot_bytes,
+                self._slot_bytes,
+            )
             return
         self._blocks = blocks
         self._loads = Loads(blocks, self._slab)
@@ -125,8 +129,11 @@ class WorkerHalf:
         if not outcomes and not released:
             return None
         cost = WorkerCost(
-            self.cost.total_s, loads.copy_cpu_s + saves.copy_cpu_s, self.cost.worst_step_s,
-            saves.saved_blocks, saves.dropped_blocks,
+            self.cost.total_s,
+            loads.copy_cpu_s + saves.copy_cpu_s,
+            self.cost.worst_step_s,
+            saves.saved_blocks,
+            saves.dropped_blocks,
         )
         return WorkerReport(released, outcomes, cost)
 

@@ -50,8 +50,13 @@ class Driver:
         request_id = f"r{self.serial}"
         extra = {"kv_transfer_params": {"kvrelay": kvrelay}} if kvrelay is not None else None
         params = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False,
-            logprobs=logprobs, prompt_logprobs=prompt_logprobs, extra_args=extra,
+            temperature=0.0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            extra_args=extra,
         )
         inputs: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt is not None:
@@ -75,7 +80,11 @@ class Driver:
             self.step()
 
     def busy(self) -> bool:
-        return self.scheduler.has_finished_requests() or self.scheduler.get_kv_connector() is not None and self.scheduler.get_kv_connector().has_pending_push_work()
+        return (
+            self.scheduler.has_finished_requests()
+            or (self.scheduler.get_kv_connector() is not None
+            and self.scheduler.get_kv_connector().has_pending_push_work())
+        )
 
     def abort(self, request_id: str) -> None:
         self.engine.abort_request([request_id])
@@ -141,15 +150,25 @@ class Driver:
         from vllm.v1.request import Request
 
         core = self.engine.engine_core.engine_core
-        request = Request("probe", prompt, SamplingParams(max_tokens=1), None,
-                          block_hasher=core.request_block_hasher)
+        request = Request(
+            "probe",
+            prompt,
+            SamplingParams(max_tokens=1),
+            None,
+            block_hasher=core.request_block_hasher,
+        )
         manager = self.scheduler.kv_cache_manager
         blocks, _, *_ = manager.get_computed_blocks(request)
         runner = core.model_executor.driver_worker.worker.model_runner
         return [
             hashlib.sha256(
                 b"".join(
-                    kv[block_id].contiguous().view(-1).view(__import__("torch").uint8).numpy().tobytes()
+                    kv[block_id]
+                    .contiguous()
+                    .view(-1)
+                    .view(__import__("torch").uint8)
+                    .numpy()
+                    .tobytes()
                     for kv in runner.kv_caches
                 )
             ).hexdigest()

@@ -19,9 +19,15 @@ def tiny_llama(folder: Path, seed: int = 0, window: int | None = None) -> Path:
     import transformers
 
     common = {
-        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-        "vocab_size": 512, "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 512,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
     }
     torch.manual_seed(seed)
     if window is None:
@@ -51,22 +57,33 @@ class Engine:
             [sys.executable, str(Path(__file__).with_name("child.py")), str(child.fileno())],
             pass_fds=[child.fileno()],
             cwd="/",
-            env={**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-                 "PYTHONPATH": str(Path(__file__).parent)},
+            env={
+                **os.environ,
+                "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+                "PYTHONPATH": str(Path(__file__).parent),
+            },
         )
         child.close()
         self._connection = Connection(parent.detach())
         module, _, name = connector.partition(":")
         arguments: dict[str, Any] = {
-            "model": str(model), "skip_tokenizer_init": True, "max_model_len": 4096,
-            "block_size": BLOCK, "kv_cache_memory_bytes": 24 << 20, "enforce_eager": True,
-            "seed": 0, "disable_log_stats": True, "max_num_batched_tokens": 2048,
+            "model": str(model),
+            "skip_tokenizer_init": True,
+            "max_model_len": 4096,
+            "block_size": BLOCK,
+            "kv_cache_memory_bytes": 24 << 20,
+            "enforce_eager": True,
+            "seed": 0,
+            "disable_log_stats": True,
+            "max_num_batched_tokens": 2048,
             **engine_args,
         }
         if store is not None or relay is not None:
             arguments["kv_transfer_config"] = {
-                "kv_connector": name, "kv_connector_module_path": module,
-                "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+                "kv_connector": name,
+                "kv_connector_module_path": module,
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"store": store, **(relay or {})},
             }
         self._connection.send(modules or [])

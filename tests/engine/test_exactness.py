@@ -7,8 +7,9 @@ Pair = tuple[Engine, Engine]
 OTHER = [7, 11, 13, 17]
 
 
-@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK,
-                                    3 * BLOCK + 1, 20 * BLOCK])
+@pytest.mark.parametrize(
+    "length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 20 * BLOCK]
+)
 def test_relay_equals_a_local_hit(pair: Pair, length: int) -> None:
     a, b = pair
     whole = length // BLOCK * BLOCK
@@ -25,8 +26,10 @@ def test_relay_equals_a_local_hit(pair: Pair, length: int) -> None:
 
 
 @pytest.mark.parametrize("output", [2, 7, BLOCK, BLOCK + 5])
-@pytest.mark.parametrize("length", [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 9,
-                                    5 * BLOCK - 3, 5 * BLOCK, 11 * BLOCK + 17])
+@pytest.mark.parametrize(
+    "length",
+    [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 9, 5 * BLOCK - 3, 5 * BLOCK, 11 * BLOCK + 17],
+)
 def test_tail_equals_the_producer_going_on(pair: Pair, length: int, output: int) -> None:
     a, b = pair
     prompt = text_tokens(100 + length, length)
@@ -91,7 +94,10 @@ def test_only_what_is_missing_is_loaded(pair: Pair) -> None:
     a.one(prompt)
     record = b.one(prompt + OTHER)["record"]
     assert (record["local_tokens"], record["relayed_tokens"], record["recomputed_tokens"]) == (
-        4 * BLOCK, 4 * BLOCK, len(OTHER))
+        4 * BLOCK,
+        4 * BLOCK,
+        len(OTHER),
+    )
 
 
 def test_several_engines_saving_one_prefix_store_it_once(pair: Pair, store) -> None:

@@ -50,7 +50,8 @@ class StoreProcess:
         script = Path(__file__).with_name("store_child.py")
         self.process = subprocess.Popen(
             [sys.executable, str(script), address, str(capacity_bytes)],
-            stdout=subprocess.PIPE, cwd="/",
+            stdout=subprocess.PIPE,
+            cwd="/",
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
@@ -84,6 +85,12 @@ def wait_for(condition, timeout_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "condition did not come true"
         time.sleep(0.02)
+
+
+def wait_for_store(engine: Engine) -> None:
+    halves = ("driver.scheduler.get_kv_connector()._scheduler", "driver.worker_half")
+    linked = " and ".join(f"{half}._link.current is not None" for half in halves)
+    wait_for(lambda: engine.execute(f"result = {linked}"))
 
 
 def test_dropped_block_shortens_the_relay(pair: Pair, store: StoreClient) -> None:
@@ -121,17 +128,21 @@ def test_load_past_its_deadline_is_recomputed(pair: Pair) -> None:
     a, b = pair
     prompt = text_tokens(30, 6 * BLOCK)
     a.one(prompt)
-    b.execute("driver.worker_half; h = driver.scheduler.get_kv_connector()._scheduler\n"
-              "import dataclasses; h._settings = dataclasses.replace(h._settings, "
-              "load_deadline_s=0.25)")
+    b.execute(
+        "driver.worker_half; h = driver.scheduler.get_kv_connector()._scheduler\n"
+        "import dataclasses; h._settings = dataclasses.replace(h._settings, "
+        "load_deadline_s=0.25)"
+    )
     b.execute(SLOW_LOADS, seconds=0.15)
     start_s = time.monotonic()
     result = b.one(prompt + OTHER, max_tokens=8)
     elapsed_s = time.monotonic() - start_s
     b.execute(NORMAL_LOADS)
-    b.execute("h = driver.scheduler.get_kv_connector()._scheduler\n"
-              "import dataclasses; h._settings = dataclasses.replace(h._settings, "
-              "load_deadline_s=2.0)")
+    b.execute(
+        "h = driver.scheduler.get_kv_connector()._scheduler\n"
+        "import dataclasses; h._settings = dataclasses.replace(h._settings, "
+        "load_deadline_s=2.0)"
+    )
     assert result["record"]["reason"] == "load_deadline"
     assert result["record"]["relayed_tokens"] < 6 * BLOCK
     assert elapsed_s < 5
@@ -174,8 +185,10 @@ def test_error_while_copying_is_recomputed(pair: Pair) -> None:
     a, b = pair
     prompt = text_tokens(33, 6 * BLOCK)
     a.one(prompt)
-    b.execute("def broken(block_id, address): raise OSError('injected')\n"
-              "driver.worker_half._blocks.load = broken")
+    b.execute(
+        "def broken(block_id, address): raise OSError('injected')\n"
+        "driver.worker_half._blocks.load = broken"
+    )
     result = b.one(prompt + OTHER, max_tokens=8)
     b.execute(NORMAL_LOADS)
     b.execute("driver.scheduler.get_kv_connector()._scheduler.breaker.faults = 0")
@@ -187,12 +200,15 @@ def test_error_in_a_hook_costs_the_relay_only(pair: Pair) -> None:
     a, b = pair
     prompt = text_tokens(34, 6 * BLOCK)
     a.one(prompt)
-    b.execute("h = driver.scheduler.get_kv_connector()._scheduler\n"
-              "def broken(*args): raise ValueError('injected')\n"
-              "h._decide = broken")
+    b.execute(
+        "h = driver.scheduler.get_kv_connector()._scheduler\n"
+        "def broken(*args): raise ValueError('injected')\n"
+        "h._decide = broken"
+    )
     result = b.one(prompt + OTHER, max_tokens=8)
-    b.execute("h = driver.scheduler.get_kv_connector()._scheduler\n"
-              "del h._decide\nh.breaker.faults = 0")
+    b.execute(
+        "h = driver.scheduler.get_kv_connector()._scheduler\ndel h._decide\nh.breaker.faults = 0"
+    )
     assert result["tokens"] == expected(b, prompt + OTHER, 8)
     assert b.one(prompt + OTHER)["record"]["reason"] in ("local_hit", "relayed")
 
@@ -229,7 +245,7 @@ def test_killed_or_stopped_store_and_killed_consumer(model: Path) -> None:
     # Killed in the middle of a load: the mapping outlives it.
     b.run()
     b.reset()
-    wait_for(lambda: b.execute("result = driver.worker_half._link.current is not None"))
+    wait_for_store(b)
     b.execute(SLOW_LOADS, seconds=0.1)
     request_id = b.add(prompt + OTHER, max_tokens=8)
     b.step()
@@ -239,16 +255,18 @@ def test_killed_or_stopped_store_and_killed_consumer(model: Path) -> None:
     assert b.result(request_id)["tokens"] == relayed["tokens"]
     # Gone: recompute, and the record says so.
     b.reset()
-    wait_for(lambda: b.execute("result = driver.scheduler.get_kv_connector()._scheduler"
-                               "._link.current is None"))
+    wait_for(
+        lambda: b.execute(
+            "result = driver.scheduler.get_kv_connector()._scheduler._link.current is None"
+        )
+    )
     result = b.one(prompt + OTHER, max_tokens=8)
     assert result["record"]["reason"] == "store_unavailable"
     # Back and empty: everything works again.
     store = StoreProcess(address)
     for engine in (a, b):
         engine.reset()
-        for half in ("driver.scheduler.get_kv_connector()._scheduler", "driver.worker_half"):
-            wait_for(lambda: engine.execute(f"result = {half}._link.current is not None"))
+        wait_for_store(engine)
     a.one(prompt)
     a.run()
     b.execute(SLOW_LOADS, seconds=0.2)

@@ -30,10 +30,12 @@ def test_name_round_trips(text: str) -> None:
     assert parse_policy(text).name == text
 
 
-@pytest.mark.parametrize("text", ["", "sometimes", "min_tokens", "min_tokens:x", "min_tokens:0",
-                                  "always:1", "min_tokens:-1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "sometimes", "min_tokens", "min_tokens:x", "min_tokens:0", "always:1", "min_tokens:-1"],
+)
 def test_bad_policies_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="policy|min_tokens"):
+    with pytest.raises(ValueError, match=r"policy|min_tokens"):
         parse_policy(text)
 
 

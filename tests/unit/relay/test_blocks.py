@@ -52,11 +52,11 @@ def matched(core: StoreCore, tokens: list[int], num_local: int = 0) -> tuple[int
 @pytest.mark.parametrize(
     ("tokens", "num_local", "expected"),
     [
-        (A_PROMPT + [1, 2, 3], 0, (18, 2, 5)),  # all of A, tail included
+        ([*A_PROMPT, 1, 2, 3], 0, (18, 2, 5)),  # all of A, tail included
         (A_PROMPT, 0, (17, 1, 5)),  # the same prompt: all but its last token
-        (A_PROMPT[:16] + [1, 2], 0, (16, 0, 4)),  # diverges at a block border
-        (A_PROMPT[:14] + [1, 2, 3], 0, (14, 2, 4)),  # inside a full block: its head counts
-        (A_PROMPT + [1], 8, (18, 2, 3)),  # beyond what the engine has
+        ([*A_PROMPT[:16], 1, 2], 0, (16, 0, 4)),  # diverges at a block border
+        ([*A_PROMPT[:14], 1, 2, 3], 0, (14, 2, 4)),  # inside a full block: its head counts
+        ([*A_PROMPT, 1], 8, (18, 2, 3)),  # beyond what the engine has
         (A_PROMPT[:9], 8, (0, 0, 0)),  # one token must be computed
         ([7] * 10, 0, (0, 0, 0)),
         ([A_PROMPT[0], 7, 7], 0, (1, 1, 1)),
@@ -70,8 +70,8 @@ def test_match(core: StoreCore, tokens: list[int], num_local: int, expected: tup
 
 def test_the_longest_of_several_tails_is_taken(core: StoreCore) -> None:
     for length in (17, 18, 19):
-        publish(core, (A_PROMPT + [5])[:length])
-    assert matched(core, A_PROMPT + [5, 6]) == (19, 3, 5)
+        publish(core, ([*A_PROMPT, 5])[:length])
+    assert matched(core, [*A_PROMPT, 5, 6]) == (19, 3, 5)
 
 
 def test_a_hole_ends_the_match(core: StoreCore) -> None:
@@ -79,7 +79,7 @@ def test_a_hole_ends_the_match(core: StoreCore) -> None:
     chain = BlockChain(ROOT, SIZE)
     chain.extend(A_PROMPT, 4)
     core.drop([chain.key(1)])
-    assert matched(core, A_PROMPT + [1]) == (4, 0, 1)
+    assert matched(core, [*A_PROMPT, 1]) == (4, 0, 1)
 
 
 @given(st.lists(st.integers(0, 3), max_size=9), st.lists(st.integers(0, 3), max_size=9))

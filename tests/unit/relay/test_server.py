@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import xxhash
@@ -18,6 +18,7 @@ from kvrelay.relay.keys import child_key, pack_tokens, root_key
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import Entry, StoreCore
 
+Connect = Callable[[str], StoreClient]
 ROOT = root_key(bytes(32))
 TOKENS = pack_tokens([1, 2])
 KEY = child_key(ROOT, TOKENS)
@@ -26,6 +27,19 @@ KEY = child_key(ROOT, TOKENS)
 @pytest.fixture
 def address() -> str:
     return f"kvrelay-test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def connect(address: str) -> Iterator[Callable[[str], StoreClient]]:
+    clients = []
+
+    def connect(role: str) -> StoreClient:
+        clients.append(StoreClient(address, role))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
 
 
 @pytest.fixture
@@ -50,8 +64,8 @@ def wait_for(condition, timeout_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def test_what_one_client_commits_another_reads(server: StoreServer, address: str) -> None:
-    writer, reader = StoreClient(address, "w"), StoreClient(address, "r")
+def test_what_one_client_commits_another_reads(server: StoreServer, connect: Connect) -> None:
+    writer, reader = connect("w"), connect("r")
     write(writer, b"k" * 4096)
     _, slab = reader.open_slab(4096, 2)
     header = index.find(slab, KEY)
@@ -60,8 +74,8 @@ def test_what_one_client_commits_another_reads(server: StoreServer, address: str
     assert writer.reserve(0, [KEY]).refused == {"held": 1}
 
 
-def test_a_refused_message_leaves_the_connection_usable(server: StoreServer, address: str) -> None:
-    client = StoreClient(address, "t")
+def test_a_refused_message_leaves_the_connection_usable(server: StoreServer, connect: Connect) -> None:
+    client = connect("t")
     with pytest.raises(ProtocolError, match="capacity"):
         client.open_slab(2 << 20, 2)
     with pytest.raises(ProtocolError, match="no slab"):
@@ -69,8 +83,8 @@ def test_a_refused_message_leaves_the_connection_usable(server: StoreServer, add
     assert client.stats()["clients"] == 1
 
 
-def test_garbage_closes_only_its_own_connection(server: StoreServer, address: str) -> None:
-    good, bad = StoreClient(address, "good"), StoreClient(address, "bad")
+def test_garbage_closes_only_its_own_connection(server: StoreServer, connect: Connect) -> None:
+    good, bad = connect("good"), connect("bad")
     bad._socket.send(b"\xc1garbage")
     wait_for(lambda: good.stats()["clients"] == 1)
     with pytest.raises(StoreUnavailable):
@@ -83,9 +97,9 @@ def test_one_address_has_one_store(server: StoreServer, address: str) -> None:
 
 
 def test_a_killed_client_leaves_no_reservation_and_no_lease(
-    server: StoreServer, address: str
+    server: StoreServer, address: str, connect: Connect
 ) -> None:
-    watcher = StoreClient(address, "watcher")
+    watcher = connect("watcher")
     write(watcher, b"k" * 4096)
     script = f"""
 import time

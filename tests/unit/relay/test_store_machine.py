@@ -50,8 +50,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.core.disconnect(client)
         self.leased = {at: lease for at, lease in self.leased.items() if lease[2] != client}
 
-    @rule(target=reservations, client=clients, slab=st.sampled_from([0, 1]),
-          numbers=st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    @rule(
+        target=reservations,
+        client=clients,
+        slab=st.sampled_from([0, 1]),
+        numbers=st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    )
     def reserve(self, client: int, slab: int, numbers: list[int]) -> tuple:
         self.now_ns += 1
         if client not in self.alive:
@@ -126,6 +130,8 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None,
+    max_examples=25,
+    stateful_step_count=40,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
