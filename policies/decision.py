@@ -27,7 +27,7 @@ class Reason(StrEnum):
     LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
     UNSUPPORTED_REQUEST = "unsupported_request"  # prompt_logprobs, prompt embeddings, ...
     UNSUPPORTED_MODEL = "unsupported_model"  # hybrid KV groups, MLA, several ranks, ...
-    HETEROGENEOUS = "heterogeneous"  # another model fingerprint
+    RELAY_OFF = "relay_off"  # no store is configured, or the connector could not start
     STORE_UNAVAILABLE = "store_unavailable"
     BREAKER_OPEN = "breaker_open"  # repeated faults turned relay off on this engine
     FAULT = "fault"  # an error inside kvrelay, caught

@@ -1,6 +1,6 @@
 """The record of one request: what was decided, on what grounds, and what came of it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvrelay.policies import Decision, Reason
@@ -20,9 +20,9 @@ class RelayRecord:
         reason: how it ended: the decision's reason, or what befell the load.
         prompt_tokens: tokens of the prompt.
         local_tokens: found in the engine's own prefix cache.
+        recomputed_tokens: prefilled here.
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
-        recomputed_tokens: prefilled here.
         num_bytes: bytes copied for the relay.
         load_path: where they came from: `arena` (this node's shared memory), else None.
         lookup_s: time of the look-up.
@@ -40,17 +40,17 @@ class RelayRecord:
     reason: Reason
     prompt_tokens: int
     local_tokens: int
-    relayed_tokens: int
-    tail_tokens: int
     recomputed_tokens: int
-    num_bytes: int
-    load_path: str | None
-    lookup_s: float
-    queue_s: float
-    load_wait_s: float
-    copy_s: float
-    load_s: float
-    overhead: dict[str, float]
+    relayed_tokens: int = 0
+    tail_tokens: int = 0
+    num_bytes: int = 0
+    load_path: str | None = None
+    lookup_s: float = 0.0
+    queue_s: float = 0.0
+    load_wait_s: float = 0.0
+    copy_s: float = 0.0
+    load_s: float = 0.0
+    overhead: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The form in which it travels: plain JSON types."""

@@ -17,9 +17,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from kvrelay.policies import Reason
 from kvrelay.relay.client import StoreLink
 from kvrelay.relay.connector.identity import fingerprint, slot_bytes, unsupported
 from kvrelay.relay.connector.metadata import RelayMetadata
+from kvrelay.relay.connector.off import OffHalf
 from kvrelay.relay.connector.scheduler import SchedulerHalf
 from kvrelay.relay.connector.worker import WorkerHalf
 from kvrelay.relay.settings import RelaySettings
@@ -49,23 +51,22 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._scheduler: SchedulerHalf | None = None
-        self._worker: WorkerHalf | None = None
         settings = RelaySettings.from_extra_config(
             self._kv_transfer_config.kv_connector_extra_config
         )
-        reason = unsupported(vllm_config, kv_cache_config)
-        if settings.store is None:
-            reason = "no store is configured"
-        if reason is not None or settings.store is None:
+        self._worker: WorkerHalf | None = None
+        self._scheduler: SchedulerHalf | OffHalf = OffHalf(settings.agent, Reason.RELAY_OFF)
+        unfit = unsupported(vllm_config, kv_cache_config)
+        if unfit is not None:
+            self._scheduler = OffHalf(settings.agent, Reason.UNSUPPORTED_MODEL)
+        if unfit is not None or settings.store is None:
             if role is KVConnectorRole.SCHEDULER:
-                logger.warning("relay is off for this engine: %s", reason)
+                logger.warning("relay is off for this engine: %s", unfit or "no store configured")
             return
         try:
             self._start(settings.store, settings, vllm_config, kv_cache_config)
         except Exception:
             logger.exception("relay is off for this engine")
-            self._scheduler = self._worker = None
 
     def _start(
         self,
@@ -100,41 +101,31 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
     # Scheduler half
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
-        if self._scheduler is not None:
-            self._scheduler.bind_block_pool(gpu_block_pool)
+        self._scheduler.bind_block_pool(gpu_block_pool)
 
     def on_new_request(self, request: "Request") -> None:
-        if self._scheduler is not None:
-            self._scheduler.on_new_request(request)
+        self._scheduler.on_new_request(request)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if self._scheduler is None:
-            return 0, False
         return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
-        if self._scheduler is not None:
-            block_ids = blocks.get_block_ids()[0]
-            self._scheduler.update_state_after_alloc(request, block_ids, num_external_tokens)
+        block_ids = blocks.get_block_ids()[0]
+        self._scheduler.update_state_after_alloc(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        if self._scheduler is None:
-            return RelayMetadata()
         return self._scheduler.build_connector_meta(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        if self._scheduler is not None:
-            self._scheduler.update_connector_output(connector_output)
+        self._scheduler.update_connector_output(connector_output)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        if self._scheduler is None:
-            return False, None
         record = self._scheduler.request_finished(request, block_ids)
         return False, {"kvrelay": record} if record is not None else None
 
@@ -144,11 +135,10 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, block_ids[0] if block_ids else [])
 
     def has_pending_push_work(self) -> bool:
-        return self._scheduler is not None and self._scheduler.has_pending_work
+        return self._scheduler.has_pending_work
 
     def reset_cache(self) -> bool | None:
-        if self._scheduler is not None:
-            self._scheduler.reset()
+        self._scheduler.reset()
         return True
 
     # Worker half
@@ -190,6 +180,6 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.report() if self._worker is not None else None
 
     def shutdown(self) -> None:
-        for half in (self._scheduler, self._worker):
-            if half is not None:
-                half.shutdown()
+        self._scheduler.shutdown()
+        if self._worker is not None:
+            self._worker.shutdown()

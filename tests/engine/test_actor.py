@@ -82,7 +82,7 @@ def test_store_and_directory_come_back_after_a_kill(cluster: None) -> None:
     ray.kill(handle.actor, no_restart=False)
     client.close()
     wait_for(lambda: connected(handle.address) is not None)
-    wait_for(lambda: places() == [[]])
+    wait_for(lambda: _quietly(places) == [[]])
     assert ray.get(handle.actor.stats.remote())["blocks"] == 0
     assert actor.shutdown_stores() == 1
 

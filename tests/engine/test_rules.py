@@ -149,7 +149,8 @@ def test_hybrid_model_starts_with_relay_off(tmp_path: Path, address: str, server
     prompt = text_tokens(92, 4 * BLOCK)
     first = engine.one(prompt, max_tokens=4)
     assert engine.one(prompt, max_tokens=4)["tokens"] == first["tokens"]
-    assert engine.execute("result = driver.scheduler.get_kv_connector()._scheduler is None")
+    assert first["record"]["reason"] == "unsupported_model"
+    assert first["record"]["recomputed_tokens"] == 4 * BLOCK
     engine.close()
 
 
