@@ -188,6 +188,8 @@ class StoreLink:
             complained = False
             self.current = attachment
             self._attached.set()
+            # Map the slab's pages now, so that no request pays for first touches.
+            attachment.slab.populate(0, attachment.slab.geometry.num_slots, write=False)
             while not self._stop.is_set() and not attachment.client.wait_closed(RETRY_S):
                 pass
             if self.current is attachment:
@@ -201,8 +203,6 @@ class StoreLink:
         client = StoreClient(address, role)
         try:
             slab_id, slab = client.open_slab(slot_bytes, block_tokens)
-            # Map what there is of the slab now, so that no request pays for first touches.
-            slab.populate(0, slab.geometry.num_slots, write=False)
         except BaseException:
             client.close()
             raise

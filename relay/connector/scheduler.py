@@ -10,6 +10,7 @@ finished request's blocks stay whole until they are read, without delaying the r
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvrelay.policies import Arm, Candidate, Reason, RelayView, parse_policy
@@ -129,23 +130,22 @@ class SchedulerHalf:
         if num_external_tokens == 0:
             tracked.admitted = True
             return
-        plan = tracked.plan
-        if plan is None:
-            raise RuntimeError("vLLM loads tokens that were not offered")
-        first = (plan.match.num_tokens - num_external_tokens) // self._block_tokens
-        deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
-        blocks = tuple(
-            LoadBlock(block_ids[first + n], header.slot, header.state, header.checksum, header.key)
-            for n, header in enumerate(plan.match.headers)
-        )
-        incarnation = plan.attachment.slab.incarnation
-        self._loads.append(LoadJob(request.request_id, incarnation, deadline_ns, blocks))
+        # vLLM parks the request now, so whatever happens here, the worker must report it.
+        count = -(-num_external_tokens // self._block_tokens)
+        try:
+            job = self._load_job(tracked, block_ids[-count:])
+        except Exception:
+            unread = tuple(LoadBlock(block_id, 0, 0, b"", b"") for block_id in block_ids[-count:])
+            job = LoadJob(request.request_id, b"", 0, unread)
+            logger.exception("relay fault while planning a load")
+            self.breaker.record()
+        self._loads.append(job)
         self._loading[request.request_id] = tracked
         tracked.loading = True
         if not tracked.admitted:  # after a preemption the record stays the first admission's
             tracked.admitted = True
             tracked.planned_tokens = num_external_tokens
-            tracked.tail_tokens = plan.match.tail_tokens
+            tracked.tail_tokens = tracked.plan.match.tail_tokens if tracked.plan else 0
 
     def build_connector_meta(self, output: "SchedulerOutput") -> RelayMetadata:
         """Everything the worker half has to do in this step."""
@@ -206,6 +206,8 @@ class SchedulerHalf:
     def reset(self) -> None:
         """The engine's weights may have changed: nothing older may be met again."""
         self._fingerprint = root_key(self._fingerprint, salt=f"{time.time_ns()}")
+        for tracked in self._tracked.values():
+            tracked.saves = False  # part of its KV may be of either weights
 
     def shutdown(self) -> None:
         """Let go of the store."""
@@ -265,6 +267,18 @@ class SchedulerHalf:
             return recompute(Reason.LOAD_EVICTED)
         return decision
 
+    def _load_job(self, tracked: Tracked, block_ids: Sequence[int]) -> LoadJob:
+        plan = tracked.plan
+        if plan is None:
+            raise RuntimeError("vLLM loads tokens that were not offered")
+        blocks = tuple(
+            LoadBlock(block_id, header.slot, header.state, header.checksum, header.key)
+            for block_id, header in zip(block_ids, plan.match.headers, strict=True)
+        )
+        deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
+        incarnation = plan.attachment.slab.incarnation
+        return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks)
+
     def _chain(self, tracked: Tracked) -> BlockChain | None:
         if tracked.chain is None:
             request = tracked.request
@@ -318,9 +332,13 @@ class SchedulerHalf:
         if chain is None:
             return
         chain.extend(tracked.request.all_token_ids, num_full)
+        now_ns = time.monotonic_ns()
         for number in range(tracked.next_save, num_full):
             key = chain.key(number)
-            if key in self._corrupt or index.find(attachment.slab, key) is None:
+            held = None if key in self._corrupt else index.find(attachment.slab, key)
+            if held is not None:
+                attachment.slab.accesses[held.slot] = now_ns - number
+            else:
                 self._corrupt.discard(key)
                 parent = chain.parent(number) if not chain.extra(number) else BlockKey(bytes(32))
                 self._save(tracked.block_ids[number], key, parent, chain.tokens(number))

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvrelay.policies import Reason
 from kvrelay.relay.client import StoreLink
 from kvrelay.relay.connector.blocks import BlockMemory, UnsupportedLayout, block_memory
 from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
 from kvrelay.relay.connector.loads import Loads
-from kvrelay.relay.connector.metadata import LoadOutcome, RelayMetadata, WorkerCost, WorkerReport
+from kvrelay.relay.connector.metadata import (
+    LoadJob,
+    LoadOutcome,
+    RelayMetadata,
+    WorkerCost,
+    WorkerReport,
+)
 from kvrelay.relay.connector.saves import Saves
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ class WorkerHalf:
         self._saves: Saves | None = None
         self._outcomes: list[LoadOutcome] = []
         self._failed_block_ids: set[int] = set()
-        self._unloadable: list[tuple[str, list[int]]] = []
+        self._unloadable: list[LoadJob] = []
         self._dropped: list[int] = []
 
     def give_up(self, request_id: str) -> None:
@@ -66,7 +73,7 @@ class WorkerHalf:
         """Begin the loads of this step; a load that cannot begin is reported as failed."""
         for job in metadata.loads:
             if self._loads is None:
-                self._unloadable.append((job.request_id, [b.block_id for b in job.blocks]))
+                self._unloadable.append(job)
             else:
                 self._loads.submit(job)
 
@@ -80,9 +87,11 @@ class WorkerHalf:
         start_s = time.perf_counter()
         loads, saves, blocks = self._loads, self._saves, self._blocks
         done = set()
-        for request_id, block_ids in self._unloadable:
-            done.add(request_id)
-            self._failed_block_ids.update(block_ids)
+        for job in self._unloadable:
+            done.add(job.request_id)
+            self._failed_block_ids.update(block.block_id for block in job.blocks)
+            fault = LoadOutcome(job.request_id, 0, 0, 0.0, 0.0, Reason.LOAD_FAULT)
+            self._outcomes.append(fault)
         self._unloadable.clear()
         if loads is None or saves is None or blocks is None:
             self._dropped += [job.block_id for job in metadata.saves]
@@ -120,12 +129,11 @@ class WorkerHalf:
     def report(self) -> WorkerReport | None:
         """What the scheduler half has to know; None if nothing happened."""
         loads, saves = self._loads, self._saves
-        if loads is None or saves is None:
-            released = self._dropped
-            self._dropped = []
-            return WorkerReport(released) if released else None
         outcomes, self._outcomes = self._outcomes, []
-        released = saves.take_released()
+        released, self._dropped = self._dropped, []
+        if loads is None or saves is None:
+            return WorkerReport(released, outcomes) if released or outcomes else None
+        released += saves.take_released()
         if not outcomes and not released:
             return None
         cost = WorkerCost(

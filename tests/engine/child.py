@@ -80,10 +80,9 @@ class Driver:
             self.step()
 
     def busy(self) -> bool:
-        return (
-            self.scheduler.has_finished_requests()
-            or (self.scheduler.get_kv_connector() is not None
-            and self.scheduler.get_kv_connector().has_pending_push_work())
+        return self.scheduler.has_finished_requests() or (
+            self.scheduler.get_kv_connector() is not None
+            and self.scheduler.get_kv_connector().has_pending_push_work()
         )
 
     def abort(self, request_id: str) -> None:

@@ -24,8 +24,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.chdir(tmp_path_factory.mktemp("cwd"))  # STYLE: never start Ray in the checkout
     ray.init(
-        address="local", num_cpus=1, include_dashboard=False, object_store_memory=80 << 20,
-        namespace="test", log_to_driver=False,
+        address="local",
+        num_cpus=1,
+        include_dashboard=False,
+        object_store_memory=80 << 20,
+        namespace="test",
+        log_to_driver=False,
     )
     yield
     ray.shutdown()
@@ -49,8 +53,9 @@ def connected(address: str) -> StoreClient | None:
 def write(client: StoreClient) -> None:
     slab_id, slab = client.open_slab(4096, 2)
     ((key, slot),) = client.reserve(slab_id, [KEY]).granted
-    client.commit(slab_id, [Entry(slot, key, ROOT, TOKENS,
-                                  xxhash.xxh3_128_digest(slab.data(slot)))])
+    client.commit(
+        slab_id, [Entry(slot, key, ROOT, TOKENS, xxhash.xxh3_128_digest(slab.data(slot)))]
+    )
     slab.close()
 
 

@@ -298,3 +298,20 @@ def test_full_store_drops_the_oldest_and_never_a_request(model: Path) -> None:
     client.close()
     a.close()
     store.kill()
+
+
+def test_error_while_planning_a_load_parks_nobody(pair: Pair) -> None:
+    a, b = pair
+    prompt = text_tokens(35, 6 * BLOCK)
+    a.one(prompt)
+    b.execute(
+        "h = driver.scheduler.get_kv_connector()._scheduler\n"
+        "def broken(*args): raise ValueError('injected')\n"
+        "h._load_job = broken"
+    )
+    result = b.one(prompt + OTHER, max_tokens=8)
+    b.execute(
+        "h = driver.scheduler.get_kv_connector()._scheduler\ndel h._load_job\nh.breaker.faults = 0"
+    )
+    assert result["record"]["relayed_tokens"] == 0
+    assert result["tokens"] == expected(b, prompt + OTHER, 8)

@@ -74,7 +74,9 @@ def test_what_one_client_commits_another_reads(server: StoreServer, connect: Con
     assert writer.reserve(0, [KEY]).refused == {"held": 1}
 
 
-def test_a_refused_message_leaves_the_connection_usable(server: StoreServer, connect: Connect) -> None:
+def test_a_refused_message_leaves_the_connection_usable(
+    server: StoreServer, connect: Connect
+) -> None:
     client = connect("t")
     with pytest.raises(ProtocolError, match="capacity"):
         client.open_slab(2 << 20, 2)
