@@ -1,0 +1,121 @@
+"""The agent as a Serve deployment: ray.serve.llm's server with the agent's own manners.
+
+A replica starts in this order: bind the engine's threads to cores, get or create the
+node's KV store, put its address into the engine's connector settings, start the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from ray.llm._internal.common.callbacks.base import CallbackBase
+from ray.serve.llm import LLMConfig
+from ray.serve.llm.deployment import LLMServer
+from ray.serve.llm.openai_api_models import ErrorResponse
+
+from kvrelay.agents.control import parse_mode
+from kvrelay.agents.errors import RequestError
+from kvrelay.agents.prompt import missing_sampling, with_system_prompt
+from kvrelay.agents.settings import AgentSettings
+from kvrelay.relay.settings import RelaySettings
+
+logger = logging.getLogger(__name__)
+_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+class NoDownload(CallbackBase):
+    """Skips Ray's download step, a process of its own per replica, for local models."""
+
+    async def on_before_node_init(self) -> None:
+        """Called by ray.serve.llm before it fetches a model."""
+        self.ctx.run_init_node = False
+
+
+class AgentServer(LLMServer):
+    """One replica of one agent: a vLLM engine behind the OpenAI methods."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, llm_config: LLMConfig, *, agent: AgentSettings
+    ) -> None:
+        """Start the engine; returns when it can serve.
+
+        Args:
+            llm_config: the engine, as ray.serve.llm takes it.
+            agent: prompt, sampling defaults, relay and cores of this agent.
+        """
+        self._agent = agent
+        await super().__init__(llm_config)
+
+    async def start(self) -> None:
+        """Prepare this node, then start the engine."""
+        # vLLM takes the binding from the environment only, and its automatic choice gives
+        # an engine with a connector other cores than one without.
+        os.environ[_BINDING] = self._agent.cpu_binding or _own_cores()
+        if self._agent.relay is not None:
+            settings = await asyncio.to_thread(_with_store, self._agent.relay)
+            self._llm_config.update_engine_kwargs(kv_transfer_config=connector_config(settings))
+        await super().start()
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
+        """A chat completion, with the agent's system prompt and sampling defaults."""
+        request.messages = with_system_prompt(request.messages, self._agent.system_prompt)
+        if (refused := self._apply_defaults(request)) is not None:
+            return _only(refused)
+        return await super().chat(request, raw_request_info)
+
+    async def completions(
+        self, request: Any, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """A text completion of a prompt taken as it is, with the sampling defaults."""
+        if (refused := self._apply_defaults(request)) is not None:
+            return _only(refused)
+        return await super().completions(request, raw_request_info)
+
+    def _apply_defaults(self, request: Any) -> ErrorResponse | None:
+        """Fill in what the request does not bring; the refusal if it cannot be served."""
+        try:
+            parse_mode(request.kv_transfer_params)
+        except RequestError as error:
+            return _refusal(error)
+        brought = {name: getattr(request, name) for name in request.model_fields_set}
+        for name, value in missing_sampling(brought, self._agent.sampling).items():
+            setattr(request, name, value)
+        return None
+
+
+def connector_config(settings: RelaySettings) -> dict[str, Any]:
+    """vLLM's `kv_transfer_config` for kvrelay's connector."""
+    return {
+        "kv_connector": "RelayConnector",
+        "kv_connector_module_path": "kvrelay.relay.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": settings.to_extra_config(),
+    }
+
+
+def _with_store(settings: RelaySettings) -> RelaySettings:
+    """The settings with the address of this node's store, which is started if need be."""
+    from kvrelay.relay.actor import ensure_store
+
+    return replace(settings, store=ensure_store(settings).address)
+
+
+def _own_cores() -> str:
+    """The cores this process may use, as vLLM's binding writes them: `0,1,2`."""
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+
+def _refusal(error: RequestError) -> ErrorResponse:
+    kind = "permission_error" if error.status == 403 else "invalid_request_error"
+    info = {"message": error.message, "type": kind, "param": error.param, "code": error.status}
+    return ErrorResponse.model_validate({"error": info})
+
+
+async def _only(item: Any) -> AsyncGenerator[Any, None]:
+    yield item

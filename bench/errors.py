@@ -1,0 +1,23 @@
+"""Errors of the benchmarks.
+
+KvrelayError
+ +- BenchError        a run that cannot be finished, or whose figures would be worth nothing
+     +- Miscount      an engine counts other tokens as cached than the arm claims
+     +- UnequalEngines   engines that are compared do not have the same cores
+"""
+
+from __future__ import annotations
+
+from kvrelay.cluster.errors import KvrelayError
+
+
+class BenchError(KvrelayError):
+    """A run that cannot be finished, or whose figures would be worth nothing."""
+
+
+class Miscount(BenchError):
+    """vLLM's own count of cached prompt tokens is not what the arm is supposed to reuse."""
+
+
+class UnequalEngines(BenchError):
+    """Engines that are compared are bound to different cores."""

@@ -1,0 +1,1 @@
+"""The cluster: configuration, application, command line, life cycle."""

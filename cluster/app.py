@@ -1,0 +1,144 @@
+"""Builds the Serve application from a configuration.
+
+serve run kvrelay.cluster.app:build config=demo.yaml
+serve deploy / a RayService:  import_path: kvrelay.cluster.app:build, args: {config: ...}
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.llm import LLMConfig, build_llm_deployment
+from ray.serve.llm.ingress import make_fastapi_ingress
+
+from kvrelay.agents.deployment import AgentServer, NoDownload
+from kvrelay.agents.settings import AgentSettings
+from kvrelay.cluster.config import AgentConfig, ClusterConfig, load_config
+from kvrelay.cluster.engine_kwargs import check_engine_kwargs
+from kvrelay.cluster.errors import ModelError
+from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
+from kvrelay.cluster.model import ensure_model
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The Serve application of a whole cluster.
+
+    Args:
+        args: the configuration itself, or `{"config": PATH}`.
+
+    Raises:
+        ConfigError: the configuration cannot work.
+        ModelError: a model is not there and cannot be fetched.
+    """
+    config = load_config(args["config"] if set(args) == {"config"} else args)
+    check_engine_kwargs(config)
+    sources = _model_sources(config)
+    agents = {a.name: _agent(config, a, sources[a.model]) for a in config.agents}
+    created_s = int(time.time())
+    cards = {a.name: _card(config, a, created_s) for a in config.agents}
+    ingress = make_fastapi_ingress(AgentIngress, endpoint_map=ENDPOINTS, app=make_api())
+    # The ingress waits for engines and computes next to nothing: no core is set aside for it.
+    deployment = serve.deployment(
+        ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options={"num_cpus": 0}
+    )
+    return deployment.bind(llm_deployments=agents, model_cards=cards)
+
+
+def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:
+    """Where each model is; only those that an agent uses are made ready."""
+    used = {agent.model for agent in config.agents}
+    sources = {}
+    for name, model in config.models.items():
+        if name not in used:
+            continue
+        try:
+            sources[name] = ensure_model(model.source)
+        except ModelError as error:
+            raise ModelError(f"models.{name}.source: {error.message}") from None
+    return sources
+
+
+def _agent(config: ClusterConfig, agent: AgentConfig, source: Path | str) -> serve.Application:
+    return build_llm_deployment(
+        _llm_config(config, agent, source),
+        name_prefix="agent:",
+        deployment_cls=AgentServer,
+        bind_kwargs={"agent": _settings(config, agent)},
+    )
+
+
+def _settings(config: ClusterConfig, agent: AgentConfig) -> AgentSettings:
+    return AgentSettings(
+        name=agent.name,
+        system_prompt=agent.system_prompt,
+        sampling=agent.sampling.given(),
+        relay=config.relay.settings(agent.name) if config.relays(agent) else None,
+        cpu_binding=agent.cpu_binding,
+    )
+
+
+def _llm_config(config: ClusterConfig, agent: AgentConfig, source: Path | str) -> LLMConfig:
+    return LLMConfig(
+        model_loading_config={"model_id": agent.name, "model_source": str(source)},
+        engine_kwargs=config.engine_kwargs(agent),
+        deployment_config=_deployment_options(config, agent),
+        placement_group_config=_placement(agent),
+        runtime_env={"env_vars": _engine_environment(config, source)},
+        callback_config=_callback(source),
+        # Ray holds streamed chunks back for 50 ms by default, and TTFT with them.
+        experimental_configs={"stream_batching_interval_ms": 0},
+    )
+
+
+def _callback(source: Path | str) -> dict[str, Any]:
+    return {"callback_class": NoDownload} if isinstance(source, Path) else {}
+
+
+def _deployment_options(config: ClusterConfig, agent: AgentConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "ray_actor_options": {"num_cpus": 0},
+        "logging_config": {"log_level": config.telemetry.log_level, "enable_access_log": False},
+    }
+    if agent.autoscaling is None:
+        return {**options, "num_replicas": config.num_replicas(agent)}
+    scaling = agent.autoscaling
+    options["autoscaling_config"] = {
+        "min_replicas": scaling.min,
+        "max_replicas": scaling.max,
+        "target_ongoing_requests": scaling.target_ongoing_requests,
+    }
+    return options
+
+
+def _placement(agent: AgentConfig) -> dict[str, Any]:
+    """What Ray reserves: on the CPU one bundle, since the engine's workers are its children."""
+    if agent.num_gpus == 0:
+        return {"bundles": [{"CPU": agent.num_cpus}]}
+    return {"bundle_per_worker": {"CPU": agent.num_cpus, "GPU": agent.num_gpus}}
+
+
+def _engine_environment(config: ClusterConfig, source: Path | str) -> dict[str, str]:
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": config.telemetry.log_level,
+    }
+    if isinstance(source, Path):
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return environment
+
+
+def _card(config: ClusterConfig, agent: AgentConfig, created_s: int) -> dict[str, Any]:
+    """What `/v1/models` says about an agent."""
+    return {
+        "id": agent.name,
+        "object": "model",
+        "created": created_s,
+        "owned_by": "kvrelay",
+        "model": config.models[agent.model].source,
+        "max_model_len": config.engine_kwargs(agent).get("max_model_len"),
+        "relay": config.relays(agent),
+    }

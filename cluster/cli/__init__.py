@@ -1,0 +1,76 @@
+"""The `kvrelay` command.
+
+Each file here holds the commands of one subject. Other packages add a group of commands by an
+entry point in the group `kvrelay.commands`, as kvrelay's own benchmarks do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib.metadata import entry_points
+
+import typer
+
+from kvrelay.agents.errors import AgentError
+from kvrelay.cluster.cli import check, demo, model, serve
+from kvrelay.cluster.cli.console import err
+from kvrelay.cluster.errors import ConfigError, KvrelayError
+from kvrelay.cluster.lifecycle import Stopped
+
+EXIT_FAILURE, EXIT_BAD_INPUT = 1, 2
+
+_HELP = """Agents on Ray Serve that hand over KV caches where that pays.
+
+Begin with:
+
+  kvrelay demo                     three agents work on a file, with relay and without
+
+  kvrelay serve CONFIG             an OpenAI endpoint; an agent is a `model`
+
+  kvrelay check CONFIG             what is wrong with a configuration
+
+Examples of a configuration: cluster/configs/ in the sources. RAY_ADDRESS names the Ray to
+join; without it a local one is started and ended again.
+"""
+
+
+def make_app() -> typer.Typer:
+    """The command with everything that is installed."""
+    app = typer.Typer(
+        name="kvrelay",
+        help=_HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+    app.command()(serve.serve)
+    app.command()(serve.status)
+    app.command()(serve.stop)
+    app.command()(demo.demo)
+    app.command()(check.check)
+    app.add_typer(model.app, name="model")
+    for entry in entry_points(group="kvrelay.commands"):
+        try:
+            app.add_typer(entry.load(), name=entry.name)
+        except ImportError as error:
+            err.print(f"[yellow]kvrelay {entry.name} is not available:[/] {error}", highlight=False)
+    return app
+
+
+def main() -> None:
+    """Run the command; errors become one line and an exit status."""
+    # Imported on the way, vLLM would write about this machine to standard output.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        make_app()()
+    except (KvrelayError, AgentError) as error:
+        err.print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(EXIT_BAD_INPUT if isinstance(error, ConfigError) else EXIT_FAILURE)
+    except Stopped as stopped:
+        sys.exit(128 + signal.Signals[str(stopped)])
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,5 @@
+"""`python -m kvrelay.cluster.cli` is `kvrelay`."""
+
+from kvrelay.cluster.cli import main
+
+main()

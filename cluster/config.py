@@ -1,0 +1,289 @@
+"""The configuration file: what is served, by which agents, and how KV is relayed.
+
+Everything is checked when the file is read, and every problem is reported at once with the
+path of its field: `agents[1].model: unknown model 'x'; known: demo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from kvrelay.agents.settings import SamplingDefaults
+from kvrelay.cluster.config_errors import describe
+from kvrelay.cluster.errors import ConfigError
+from kvrelay.policies import parse_policy
+from kvrelay.relay.settings import RelaySettings
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6}
+_UNITS |= {"GB": 10**9, "TB": 10**12, "B": 1}
+DEFAULT_KV_CACHE_BYTES = 512 * 2**20
+# A colon marks a LoRA adapter and `--` stands for `/` in Ray's model ids.
+_NAME = r"^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$"
+
+
+def parse_bytes(value: object) -> int:
+    """A number of bytes, as an integer or with a unit: `512MiB`, `2GiB`, `1.5 GB`.
+
+    Raises:
+        ValueError: not a size, or not positive.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        num_bytes = value
+    elif isinstance(value, str):
+        text = value.strip()
+        unit = next((u for u in sorted(_UNITS, key=len, reverse=True) if text.endswith(u)), "")
+        try:
+            num_bytes = int(float(text.removesuffix(unit)) * _UNITS.get(unit, 1))
+        except (ValueError, OverflowError):
+            raise ValueError(f"'{value}' is not a size; write for example 512MiB or 2GiB") from None
+    else:
+        raise ValueError(f"{value!r} is not a size; write for example 512MiB or 2GiB")
+    if num_bytes <= 0:
+        raise ValueError(f"a size must be positive, got '{value}'")
+    return num_bytes
+
+
+def _check_policy(value: str) -> str:
+    parse_policy(value)
+    return value
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+PolicyName = Annotated[str, AfterValidator(_check_policy)]
+
+
+class _Strict(BaseModel):
+    """Unknown keys are errors, and what was read is not changed afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _with_byte_sizes(engine_kwargs: dict[str, Any]) -> dict[str, Any]:
+    if "kv_cache_memory_bytes" not in engine_kwargs:
+        return engine_kwargs
+    size = engine_kwargs["kv_cache_memory_bytes"]
+    return {**engine_kwargs, "kv_cache_memory_bytes": parse_bytes(size)}
+
+
+EngineKwargs = Annotated[dict[str, Any], AfterValidator(_with_byte_sizes)]
+
+
+class ModelConfig(_Strict):
+    """One model that agents can run.
+
+    Attributes:
+        source: `demo`, a Hugging Face id, or the path of a folder.
+        engine_kwargs: vLLM engine arguments for every agent on this model.
+    """
+
+    source: str = Field(min_length=1)
+    engine_kwargs: EngineKwargs = {}
+
+
+class AutoscalingConfig(_Strict):
+    """How many replicas an agent has, by load.
+
+    Attributes:
+        min: fewest replicas.
+        max: most replicas.
+        target_ongoing_requests: requests in flight per replica that Serve aims at.
+    """
+
+    min: int = Field(default=1, ge=0)
+    max: int = Field(ge=1)
+    target_ongoing_requests: float = Field(default=8, gt=0)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> AutoscalingConfig:
+        if self.max < self.min:
+            raise ValueError(f"max is {self.max}, below min {self.min}")
+        return self
+
+
+class AgentConfig(_Strict):
+    """One agent: a `model` name at the endpoint, with an engine of its own.
+
+    Attributes:
+        name: what callers put into `model`.
+        model: key into `models`.
+        system_prompt: used where a chat brings none.
+        sampling: used where a request brings none.
+        replicas: fixed number of replicas.
+        autoscaling: instead of `replicas`.
+        engine_kwargs: vLLM engine arguments, over those of the model.
+        num_cpus: Ray CPUs that a replica reserves; a bookkeeping figure, not a limit.
+        num_gpus: Ray GPUs per engine worker; 0 runs on the CPU.
+        cpu_binding: cores of the engine's threads, such as `0-3`; default: all that the
+            replica may use. CPU engines only.
+        relay: False gives this agent an engine without connector.
+    """
+
+    name: str = Field(pattern=_NAME)
+    model: str
+    system_prompt: str | None = None
+    sampling: SamplingDefaults = SamplingDefaults()
+    replicas: int | None = Field(default=None, ge=1)
+    autoscaling: AutoscalingConfig | None = None
+    engine_kwargs: EngineKwargs = {}
+    num_cpus: float = Field(default=1, gt=0)
+    num_gpus: float = Field(default=0, ge=0)
+    cpu_binding: str | None = Field(default=None, pattern=r"^[0-9,-]+$")
+    relay: bool = True
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> AgentConfig:
+        if self.replicas is not None and self.autoscaling is not None:
+            raise ValueError("give either replicas or autoscaling, not both")
+        return self
+
+
+class RelayConfig(_Strict):
+    """How KV moves between agents.
+
+    Attributes:
+        enabled: False gives every agent a plain engine.
+        capacity_bytes: shared memory of each node's store, such as `2GiB`.
+        policy: `always`, `never` or `min_tokens:N`.
+        load_deadline_s: a load that takes longer is given up and recomputed.
+        max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
+    """
+
+    enabled: bool = True
+    capacity_bytes: ByteSize = 2 * 2**30
+    policy: PolicyName = "always"
+    load_deadline_s: float = Field(default=2.0, gt=0)
+    max_loads_in_flight: int = Field(default=8, ge=1)
+
+    def settings(self, agent: str) -> RelaySettings:
+        """The connector's settings for one agent, without the node's store address."""
+        return RelaySettings(
+            policy=self.policy,
+            capacity_bytes=self.capacity_bytes,
+            load_deadline_s=self.load_deadline_s,
+            max_loads_in_flight=self.max_loads_in_flight,
+            agent=agent,
+        )
+
+
+class TelemetryConfig(_Strict):
+    """What is logged: the level of the engines and of Serve."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+
+
+class HttpConfig(_Strict):
+    """Where the endpoint listens."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
+
+
+class ClusterConfig(_Strict):
+    """A whole configuration file."""
+
+    models: dict[str, ModelConfig] = Field(min_length=1)
+    agents: list[AgentConfig] = Field(min_length=1)
+    relay: RelayConfig = RelayConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    http: HttpConfig = HttpConfig()
+
+    def engine_kwargs(self, agent: AgentConfig) -> dict[str, Any]:
+        """vLLM's arguments for an agent's engine: the agent's over its model's.
+
+        A CPU engine gets a KV cache of 512 MiB unless told otherwise: vLLM's own default is
+        92 % of the machine's memory for each engine.
+        """
+        merged = {**self.models[agent.model].engine_kwargs, **agent.engine_kwargs}
+        if agent.num_gpus == 0:
+            merged.setdefault("kv_cache_memory_bytes", DEFAULT_KV_CACHE_BYTES)
+        return merged
+
+    def relays(self, agent: AgentConfig) -> bool:
+        """Whether this agent's engine gets kvrelay's connector."""
+        return (
+            self.relay.enabled
+            and agent.relay
+            and "kv_transfer_config" not in self.engine_kwargs(agent)
+        )
+
+    def num_replicas(self, agent: AgentConfig) -> int:
+        """Replicas at start."""
+        if agent.autoscaling is not None:
+            return agent.autoscaling.min
+        return agent.replicas or 1
+
+
+def load_config(source: str | Path | Mapping[str, Any]) -> ClusterConfig:
+    """Read and check a configuration.
+
+    Args:
+        source: path of a YAML file, or its content.
+
+    Raises:
+        ConfigError: the file cannot be read, or it names every field that cannot work.
+    """
+    name = "config" if isinstance(source, Mapping) else str(source)
+    content = source if isinstance(source, Mapping) else _read_yaml(Path(source))
+    try:
+        config = ClusterConfig.model_validate(content)
+    except ValidationError as error:
+        problems = describe(error, ClusterConfig) + _cross_problems(content)
+        raise _config_error(name, problems) from None
+    if problems := _cross_problems(content):
+        raise _config_error(name, problems)
+    return config
+
+
+def _config_error(name: str, problems: list[str]) -> ConfigError:
+    if len(problems) == 1:
+        return ConfigError(f"{name}: {problems[0]}")
+    return ConfigError("\n  ".join([f"{name}: {len(problems)} problems", *problems]))
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; see cluster/configs/ for examples") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        where = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not valid YAML: {where}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: expected a mapping with the keys models and agents")
+    return content
+
+
+def _cross_problems(content: Mapping[str, Any]) -> list[str]:
+    """What concerns several fields: unknown models and names used twice.
+
+    Works on the raw content so that it is reported beside the other problems.
+    """
+    models, agents = content.get("models"), content.get("agents")
+    if not isinstance(models, Mapping) or not isinstance(agents, list):
+        return []
+    problems, seen = [], dict[str, int]()
+    for i, agent in enumerate(agents):
+        if not isinstance(agent, Mapping):
+            continue
+        model, name = agent.get("model"), agent.get("name")
+        if isinstance(model, str) and model not in models:
+            known = ", ".join(sorted(map(str, models))) or "none"
+            problems.append(f"agents[{i}].model: unknown model '{model}'; known: {known}")
+        if isinstance(name, str) and seen.setdefault(name, i) != i:
+            problems.append(f"agents[{i}].name: '{name}' is already used by agents[{seen[name]}]")
+    return problems

@@ -1,0 +1,58 @@
+"""Turns pydantic's errors into lines that name the field's path and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+
+def describe(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """One line per problem, such as `relay.polcy: unknown key; did you mean 'policy'?`."""
+    return [_line(item["type"], item["loc"], item["msg"], root) for item in error.errors()]
+
+
+def _line(kind: str, loc: tuple[int | str, ...], message: str, root: type[BaseModel]) -> str:
+    path = format_path(loc) or "file"
+    if kind == "extra_forbidden":
+        known = _fields_at(root, loc[:-1])
+        close = difflib.get_close_matches(str(loc[-1]), known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+        return f"{path}: unknown key; {hint}"
+    if kind == "missing":
+        return f"{path}: missing, but required"
+    if kind == "string_pattern_mismatch" and loc[-1] == "name":
+        return f"{path}: a name is letters and digits, with single '.', '_' or '-' between"
+    text = message.removeprefix("Value error, ")
+    return f"{path}: {text[:1].lower()}{text[1:]}"
+
+
+def format_path(loc: tuple[int | str, ...]) -> str:
+    """`("agents", 1, "model")` as `agents[1].model`."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path
+
+
+def _fields_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Names of the fields of the model that sits at `loc`."""
+    annotation: Any = root
+    for part in loc:
+        model = _model_in(annotation)
+        if model is not None:
+            annotation = model.model_fields[str(part)].annotation
+        else:
+            annotation = get_args(annotation)[-1]  # the value type of a dict, the item of a list
+    model = _model_in(annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model itself, or the one in `Model | None`; None for containers."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (dict, list):
+        return None
+    return next((m for m in map(_model_in, get_args(annotation)) if m is not None), None)

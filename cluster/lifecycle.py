@@ -1,0 +1,353 @@
+"""Starting a cluster, waiting until it serves, and leaving nothing behind.
+
+    with running(config) as session:
+        ... session.url serves ...
+
+Ray is the one that `RAY_ADDRESS` names, or else a local one that lives and dies with the
+`with` block: its processes, its temporary folder and its shared memory are gone afterwards,
+also if the block was left by a signal (`signals_as_exit`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from kvrelay.cluster import preflight
+from kvrelay.cluster.config import ClusterConfig
+from kvrelay.cluster.errors import LifecycleError
+from kvrelay.cluster.processes import (
+    MARKER,
+    end_processes,
+    marked_processes,
+    remove_shared_memory,
+    shared_memory_of,
+)
+from kvrelay.cluster.session import Session, load_sessions
+
+logger = logging.getLogger(__name__)
+APP_NAME = "kvrelay"
+POLL_S = 1.0
+START_TIMEOUT_S = 900.0
+_SHUTDOWN_STEP_S = 30.0
+# The sockets below it may have no longer path than 107 characters.
+_LONGEST_TEMP_ROOT = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """How far a start has come.
+
+    Attributes:
+        phase: what is being done.
+        agents: replicas ready and wanted, by agent.
+        elapsed_s: since the start began.
+    """
+
+    phase: str
+    agents: dict[str, tuple[int, int]]
+    elapsed_s: float
+
+
+Progress = Callable[[Startup], None]
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end; not an error, so that no `except` takes it for one."""
+
+
+@contextlib.contextmanager
+def signals_as_exit() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP unwind the stack, once; later ones do not disturb it."""
+
+    def leave(signum: int, _: FrameType | None) -> None:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise Stopped(signal.Signals(signum).name)
+
+    previous: dict[signal.Signals, Any] = {}
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if each is signal.SIGHUP and signal.getsignal(each) is signal.SIG_IGN:
+            continue  # started by nohup
+        previous[each] = signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def running(config: ClusterConfig, progress: Progress | None = None) -> Iterator[Session]:
+    """Serve a configuration for the time of the block.
+
+    Args:
+        config: what to serve.
+        progress: told how far the start has come, about once a second.
+
+    Raises:
+        LifecycleError: the port, the memory or Ray does not allow it, or an engine failed.
+        ConfigError, ModelError: found when the application is built.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    preflight.check_port(config.http)
+    if not address:
+        preflight.check_memory(config)
+        preflight.check_shared_memory(config)
+    tell = _Reporter(config, progress)
+    session = _new_session(config, owns_ray=not address)
+    try:
+        session.save()
+        with _environment(session) if session.owns_ray else contextlib.nullcontext():
+            tell("starting Ray" if session.owns_ray else "joining Ray")
+            session = _connect_ray(config, session, address)
+            _deploy(config, tell)
+            shared = shared_memory_of(marked_processes(session.id))
+            session = replace(session, ready=True, shared_memory=tuple(sorted(shared)))
+            session.save()
+            yield session
+    finally:
+        _tear_down(session)
+
+
+def stop(session: Session, grace_s: float = 60.0) -> None:
+    """End a cluster that another process started; harmless if it has ended already.
+
+    Raises:
+        LifecycleError: it does not end.
+    """
+    owner = session.owner()
+    if owner is not None and owner.pid != os.getpid():
+        owner.terminate()
+        try:
+            owner.wait(grace_s)
+        except psutil.TimeoutExpired:
+            owner.kill()
+    if session.owns_ray:
+        _remove_leftovers(session)
+    session.remove()
+    if left := marked_processes(session.id):
+        pids = ", ".join(str(process.pid) for process in left)
+        raise LifecycleError(f"processes {pids} of the cluster do not end; see `ps {pids}`")
+
+
+def stop_all() -> int:
+    """End every cluster on record; answers how many there were."""
+    sessions = load_sessions()
+    for session in sessions:
+        stop(session)
+    return len(sessions)
+
+
+def _new_session(config: ClusterConfig, owns_ray: bool) -> Session:
+    host = "127.0.0.1" if config.http.host in {"0.0.0.0", "::"} else config.http.host
+    root = tempfile.gettempdir()
+    root = root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
+    return Session(
+        id=secrets.token_hex(8),
+        pid=os.getpid(),
+        pid_created_s=psutil.Process().create_time(),
+        url=f"http://{host}:{config.http.port}/v1",
+        agents=tuple(agent.name for agent in config.agents),
+        ray_token=secrets.token_hex(32) if owns_ray else "",
+        owns_ray=owns_ray,
+        temp_dir=tempfile.mkdtemp(prefix="kvrelay-", dir=root) if owns_ray else "",
+    )
+
+
+@contextlib.contextmanager
+def _environment(session: Session) -> Iterator[None]:
+    """What Ray's processes inherit, and a working directory that is not the caller's.
+
+    A token in the environment keeps Ray from writing one into the home directory. Workers
+    start in the driver's directory: in a checkout of kvrelay, `import agents` would find
+    the project's folder instead of whatever package of that name is installed.
+    """
+    values = {
+        MARKER: session.id,
+        "RAY_AUTH_TOKEN": session.ray_token,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    before = {name: os.environ.get(name) for name in values}
+    folder = Path.cwd()
+    os.environ.update(values)
+    os.chdir(session.temp_dir)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _connect_ray(config: ClusterConfig, session: Session, address: str | None) -> Session:
+    import ray
+
+    options: dict[str, Any] = {"address": address}
+    if session.owns_ray:
+        options = {
+            "address": "local",
+            "num_cpus": math.ceil(preflight.local_cpus(config)),
+            "include_dashboard": False,
+            "object_store_memory": preflight.OBJECT_STORE_BYTES,
+            "_temp_dir": session.temp_dir,
+        }
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        context = ray.init(
+            namespace=APP_NAME, log_to_driver=False, logging_level=logging.ERROR, **options
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = f"join the Ray at {address}" if address else "start Ray"
+        hint = "check RAY_ADDRESS" if address else "its logs are shown with --verbose"
+        raise LifecycleError(f"cannot {where}: {_first_line(error)}; {hint}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for each, handler in handlers.items():
+                signal.signal(each, handler)  # ray.init puts its own there
+    joined = replace(session, ray_address=context.address_info["address"])
+    joined.save()
+    return joined
+
+
+class _Reporter:
+    """Tells the caller's progress function how far the start has come."""
+
+    def __init__(self, config: ClusterConfig, progress: Progress | None) -> None:
+        self._progress = progress
+        self._started_s = time.monotonic()
+        self._agents = {a.name: (0, config.num_replicas(a)) for a in config.agents}
+
+    def __call__(self, phase: str, running: dict[str, int] | None = None) -> None:
+        for name, count in (running or {}).items():
+            self._agents[name] = (count, self._agents[name][1])
+        if self._progress is not None:
+            self._progress(Startup(phase, dict(self._agents), self.elapsed_s))
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+
+def _deploy(config: ClusterConfig, tell: _Reporter) -> None:
+    from ray import serve
+
+    tell("preparing models")
+    from kvrelay.cluster.app import build
+
+    # Serve announces every deployment's options at INFO.
+    logging.getLogger("ray.serve").setLevel(config.telemetry.log_level)
+    application = build(config.model_dump())
+    tell("starting Serve")
+    serve.start(http_options={"host": config.http.host, "port": config.http.port})
+    if APP_NAME in serve.status().applications:
+        raise LifecycleError(f"this Ray already serves an application named '{APP_NAME}'")
+    serve.run_many(
+        [serve.RunTarget(application, name=APP_NAME, route_prefix="/")],
+        wait_for_applications_running=False,
+        wait_for_ingress_deployment_creation=False,
+    )
+    while tell.elapsed_s < START_TIMEOUT_S:
+        status = serve.status().applications[APP_NAME]
+        tell("loading engines", {a.name: _replicas_running(status, a.name) for a in config.agents})
+        if status.status.value == "RUNNING":
+            return
+        if cause := _failure(status):
+            raise LifecycleError(cause)
+        time.sleep(POLL_S)
+    raise LifecycleError(f"the engines did not load within {START_TIMEOUT_S:.0f} s")
+
+
+def _replicas_running(status: Any, agent: str) -> int:
+    deployment = status.deployments.get(f"agent:{agent}")
+    return int(deployment.replica_states.get("RUNNING", 0)) if deployment else 0
+
+
+def _failure(status: Any) -> str | None:
+    """Why the application will not come up, in one line; None while it still may."""
+    for name, deployment in status.deployments.items():
+        message = deployment.message
+        if deployment.status.value == "DEPLOY_FAILED" or "failed to start" in message:
+            return f"{name} did not start: {_last_cause(message)}"
+    if status.status.value == "DEPLOY_FAILED":
+        return f"the application did not start: {_last_cause(status.message)}"
+    return None
+
+
+def _last_cause(message: str) -> str:
+    """The exception that a traceback ends with."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    causes = [line for line in lines if "Error" in line.split(":")[0] and ": " in line]
+    return (causes or lines or ["no reason given"])[-1]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _tear_down(session: Session) -> None:
+    """Undo what `running` did, however far it came."""
+    shared = shared_memory_of(marked_processes(session.id)) if session.owns_ray else set()
+    _leave_ray(session)
+    if session.owns_ray:
+        _remove_leftovers(replace(session, shared_memory=tuple(shared)))
+    session.remove()
+
+
+def _leave_ray(session: Session) -> None:
+    """Our own Ray ends; a joined one keeps running without our application."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    from ray import serve
+
+    steps: list[Callable[[], Any]] = [partial(serve.delete, APP_NAME), ray.shutdown]
+    if session.owns_ray:
+        steps.insert(1, _shut_down_stores)
+    for step in steps:
+        # A cluster that is damaged may not answer; what then remains is ended by force.
+        thread = threading.Thread(target=_quietly, args=(step,), daemon=True)
+        thread.start()
+        thread.join(_SHUTDOWN_STEP_S)
+
+
+def _shut_down_stores() -> None:
+    from kvrelay.relay.actor import shutdown_stores
+
+    shutdown_stores()
+
+
+def _quietly(step: Callable[[], Any]) -> None:
+    try:
+        step()
+    except Exception as error:
+        logger.debug("while shutting down: %s", error)
+
+
+def _remove_leftovers(session: Session) -> None:
+    """End the remaining processes, then remove their shared memory and files."""
+    shared = shared_memory_of(marked_processes(session.id)) | set(session.shared_memory)
+    end_processes(session.id)
+    remove_shared_memory(shared)
+    if session.temp_dir:
+        shutil.rmtree(session.temp_dir, ignore_errors=True)

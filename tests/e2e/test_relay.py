@@ -1,0 +1,121 @@
+"""Relay as a caller sees it: the record, and tokens that another agent has computed."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from kvrelay.agents.layout import ChatLayout
+from kvrelay.agents.workflow import Pipeline, Step
+from kvrelay.cluster.model import ensure_model
+
+BLOCK = 128
+pytest.importorskip("kvrelay.relay.connector", reason="the connector is not there yet")
+
+
+def prompt_ids(seed: int, num_tokens: int) -> list[int]:
+    """Token ids that no other test uses."""
+    chooser = random.Random(seed)
+    return [chooser.randrange(1000, 40_000) for _ in range(num_tokens)]
+
+
+def complete(
+    client: OpenAI, agent: str, prompt: list[int], mode: str | None = None, **options: Any
+) -> Any:
+    extra: dict[str, Any] = {"return_token_ids": True}
+    if mode is not None:
+        extra["kv_transfer_params"] = {"kvrelay": {"mode": mode}}
+    options = {"max_tokens": 4, "temperature": 0, **options}
+    return client.completions.create(model=agent, prompt=prompt, extra_body=extra, **options)
+
+
+def record(answer: Any) -> dict[str, Any]:
+    content: dict[str, Any] = answer.kv_transfer_params["kvrelay"]
+    return content
+
+
+def relayed(client: OpenAI, prompt: list[int]) -> Any:
+    """B's answer once it has something by relay: A's blocks are saved in the background.
+
+    Every attempt changes the last token, so that B's own cache never has the whole prompt.
+    """
+    deadline_s = time.monotonic() + 10
+    while True:
+        answer = complete(client, "b", prompt)
+        if record(answer)["relayed_tokens"] > 0 or time.monotonic() > deadline_s:
+            return answer
+        prompt = [*prompt[:-1], prompt[-1] + 1]
+
+
+def test_a_prompt_that_nobody_has_seen(client: OpenAI) -> None:
+    prompt = prompt_ids(1, 300)
+    content = record(complete(client, "a", prompt))
+    assert content["agent"] == "a"
+    assert content["reason"] == "no_source"
+    assert content["prompt_tokens"] == content["recomputed_tokens"] == 300
+    assert content["relayed_tokens"] == content["local_tokens"] == 0
+
+
+def test_b_takes_over_what_a_has_computed(client: OpenAI) -> None:
+    prompt = prompt_ids(2, 1000)
+    complete(client, "a", prompt)
+    content = record(relayed(client, [*prompt, 5000]))
+    assert content["reason"] == "relayed"
+    assert content["relayed_tokens"] >= 1000 // BLOCK * BLOCK
+    assert content["num_bytes"] > 0
+    parts = ("local_tokens", "relayed_tokens", "recomputed_tokens")
+    assert sum(content[part] for part in parts) == content["prompt_tokens"] == 1001
+
+
+def test_the_relayed_answer_is_as_good(client: OpenAI) -> None:
+    text = "Water boils at one hundred degrees. Ice melts at zero degrees. " * 20
+    layout = ChatLayout.load(ensure_model("demo"))
+    prompt = layout.encode(text + "The sky is blue. The grass is")
+    want = complete(client, "plain", prompt, max_tokens=1).choices[0].token_ids
+    complete(client, "a", prompt[:-1])
+    answer = relayed(client, prompt)
+    assert record(answer)["relayed_tokens"] > 0
+    assert answer.choices[0].token_ids[:1] == want
+
+
+def test_recompute_takes_nothing(client: OpenAI) -> None:
+    prompt = prompt_ids(3, 600)
+    complete(client, "a", prompt)
+    content = record(complete(client, "b", prompt, mode="recompute"))
+    assert content["reason"] == "mode_recompute"
+    assert content["relayed_tokens"] == 0
+    assert content["mode"] == "recompute"
+
+
+def test_salts_are_kept_apart(client: OpenAI) -> None:
+    prompt = prompt_ids(4, 600)
+    options: Any = {"prompt": prompt, "max_tokens": 1}
+    client.completions.create(model="a", **options, extra_body={"cache_salt": "tenant-1"})
+    time.sleep(1)  # the save, if there were one that could be found
+    for salt in ("tenant-2", None):
+        extra = {} if salt is None else {"cache_salt": salt}
+        answer = client.completions.create(model="b", **options, extra_body=extra)
+        assert record(answer)["relayed_tokens"] == 0
+
+
+def test_an_agent_without_connector_has_no_record(client: OpenAI) -> None:
+    answer = complete(client, "plain", prompt_ids(5, 50), mode="auto")
+    assert answer.kv_transfer_params is None
+
+
+def test_a_pipeline_hands_over_what_was_read_and_written(client: OpenAI) -> None:
+    layout = ChatLayout.load(ensure_model("demo"))
+    source = Path(__file__).read_text(encoding="utf-8")
+    context = layout.truncate(source, 700)
+    steps = [Step("a", "What does this do?", 24), Step("b", "What is missing?", 4)]
+    first, second = Pipeline(steps, client, layout).run(context, cache_salt="pipeline")
+    assert first.reason == "no_source"
+    assert second.reason == "relayed"
+    assert second.relayed_tokens is not None
+    assert second.relayed_tokens >= len(first.prompt) // BLOCK * BLOCK
+    assert second.prompt[: len(first.prompt) + len(first.output)] == first.prompt + first.output

@@ -1,0 +1,51 @@
+"""What a request may say about relay."""
+
+from typing import Any
+
+import pytest
+
+from kvrelay.agents.control import Mode, parse_mode
+from kvrelay.agents.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("params", "mode"),
+    [
+        (None, Mode.AUTO),
+        ({}, Mode.AUTO),
+        ({"do_remote_prefill": True}, Mode.AUTO),
+        ({"kvrelay": {}}, Mode.AUTO),
+        ({"kvrelay": {"mode": "auto"}}, Mode.AUTO),
+        ({"kvrelay": {"mode": "recompute"}}, Mode.RECOMPUTE),
+    ],
+)
+def test_accepted(params: dict[str, Any] | None, mode: Mode) -> None:
+    assert parse_mode(params) is mode
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        (None, "kv_transfer_params.kvrelay"),
+        ("auto", "kv_transfer_params.kvrelay"),
+        (["mode"], "kv_transfer_params.kvrelay"),
+        ({"mod": "auto"}, "kv_transfer_params.kvrelay.mod"),
+        ({"mode": "fast"}, "kv_transfer_params.kvrelay.mode"),
+        ({"mode": None}, "kv_transfer_params.kvrelay.mode"),
+        ({"mode": 1}, "kv_transfer_params.kvrelay.mode"),
+        ({"mode": ["auto"]}, "kv_transfer_params.kvrelay.mode"),
+    ],
+)
+def test_malformed_names_the_field(value: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_mode({"kvrelay": value})
+    assert caught.value.status == 400
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+@pytest.mark.parametrize("mode", ["relay", "lookup_only", "pull_and_discard"])
+def test_other_modes_need_permission(mode: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_mode({"kvrelay": {"mode": mode}})
+    assert caught.value.status == 403

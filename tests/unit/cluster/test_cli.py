@@ -1,0 +1,104 @@
+"""The command line: help, exit statuses and one-line errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvrelay.agents.workflow import StepResult
+from kvrelay.cluster import cli, lifecycle
+from kvrelay.cluster.cli.demo import _read_input, _row
+from kvrelay.cluster.errors import ConfigError, LifecycleError
+
+
+@pytest.fixture(autouse=True)
+def _own_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+def run(capsys, monkeypatch, *words: str) -> tuple[int, str, str]:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sys, "argv", ["kvrelay", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    text = capsys.readouterr()
+    return int(caught.value.code or 0), text.out, text.err
+
+
+@pytest.mark.parametrize("command", ["serve", "status", "stop", "demo", "check", "model"])
+def test_help_teaches(command: str, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run(capsys, monkeypatch, command, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_bad_configuration_is_bad_input(  # type: ignore[no-untyped-def]
+    command: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("models: {m: {source: demo}}\nagents: [{name: a, model: x}]\n")
+    code, _, err = run(capsys, monkeypatch, command, str(path))
+    assert code == 2
+    assert "agents[0].model: unknown model 'x'; known: m" in err
+    assert "Traceback" not in err
+
+
+def test_missing_argument_is_bad_input(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    assert run(capsys, monkeypatch, "serve")[0] == 2
+
+
+def test_failures_are_one_line(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def fail() -> int:
+        raise LifecycleError("it [did] not end; do this")
+
+    monkeypatch.setattr("kvrelay.cluster.cli.serve.stop_all", fail)
+    code, _, err = run(capsys, monkeypatch, "stop")
+    assert code == 1
+    assert err.strip().splitlines()[-1] == "error: it [did] not end; do this"
+
+
+def test_a_signal_gives_the_shells_status(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def interrupted() -> int:
+        raise lifecycle.Stopped("SIGINT")
+
+    monkeypatch.setattr("kvrelay.cluster.cli.serve.stop_all", interrupted)
+    assert run(capsys, monkeypatch, "stop")[0] == 130
+
+
+def test_status_without_anything(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run(capsys, monkeypatch, "status", "--json")
+    assert code == 0
+    assert json.loads(out) == {"clusters": []}
+
+
+def test_help_loads_neither_ray_nor_vllm() -> None:
+    script = (
+        "import sys; from kvrelay.cluster.cli import make_app; make_app();"
+        "print([m for m in ('ray', 'vllm', 'torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_demo_input(tmp_path: Path) -> None:
+    assert "class StoreCore" in _read_input(None)[0]
+    with pytest.raises(ConfigError, match="--file"):
+        _read_input(tmp_path / "none.txt")
+    empty = tmp_path / "empty.txt"
+    empty.write_text(" \n")
+    with pytest.raises(ConfigError, match="is empty"):
+        _read_input(empty)
+
+
+def test_demo_row() -> None:
+    def result(ttft_s: float) -> StepResult:
+        return StepResult("a", 10, 1, 6, 3, "relayed", ttft_s, (1,), (2,), "x", {})
+
+    row = _row(result(0.1), result(1.0))
+    assert row["ratio"] == 10
+    assert row["relayed_tokens"] == 6
+    assert row["relay_ttft_s"] == {"min": 0.1, "median": 0.1, "max": 0.1, "n": 1}

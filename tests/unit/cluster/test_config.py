@@ -1,0 +1,147 @@
+"""The configuration: what it accepts, and how it says what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrelay.cluster import config as config_module
+from kvrelay.cluster.config import load_config, parse_bytes
+from kvrelay.cluster.errors import ConfigError
+
+EXAMPLES = sorted((Path(config_module.__file__).parent / "configs").glob("*.yaml"))
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "models": {"demo": {"source": "demo"}},
+        "agents": [{"name": "a", "model": "demo"}, {"name": "b", "model": "demo"}],
+    }
+    return {**content, **changes}
+
+
+def problems(content: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(content)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_load(path: Path) -> None:
+    assert load_config(path).agents
+
+
+def test_round_trip() -> None:
+    config = load_config(EXAMPLES[0])
+    assert load_config(config.model_dump()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("512MiB", 2**29), ("2GiB", 2**31), ("1.5 GiB", 3 * 2**29), ("10kB", 10_000), (7, 7)],
+)
+def test_sizes(text: str | int, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "many", "-1GiB", 0, True, None, "1e999GiB", "nan"])
+def test_sizes_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http"),
+        ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
+        ({"relay": {"policy": "maybe"}}, "relay.policy: "),
+        ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
+        ({"relay": {"load_deadline_s": 0}}, "relay.load_deadline_s: "),
+        ({"http": {"port": 70000}}, "http.port: "),
+        ({"models": {}}, "models: "),
+        ({"agents": []}, "agents: "),
+        ({"models": {"demo": {}}}, "models.demo.source: missing"),
+        ({"telemetry": {"log_level": "LOUD"}}, "telemetry.log_level: "),
+    ],
+)
+def test_one_problem(change: dict[str, Any], message: str) -> None:
+    assert message in problems(base(**change))
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ({"model": "x"}, "agents[1].model: unknown model 'x'; known: demo"),
+        ({"name": "a"}, "agents[1].name: 'a' is already used by agents[0]"),
+        ({"name": "a--b"}, "agents[1].name: a name is letters and digits"),
+        ({"name": "a:b"}, "agents[1].name: a name is letters and digits"),
+        ({"sampling": {"temprature": 1}}, "agents[1].sampling.temprature: unknown key; did you"),
+        ({"sampling": {"temperature": 9}}, "agents[1].sampling.temperature: "),
+        ({"replicas": 0}, "agents[1].replicas: "),
+        ({"replicas": 1, "autoscaling": {"max": 2}}, "agents[1]: give either replicas or"),
+        ({"autoscaling": {"min": 3, "max": 2}}, "agents[1].autoscaling: max is 2, below min 3"),
+        ({"cpu_binding": "all"}, "agents[1].cpu_binding: "),
+        ({"engine_kwargs": {"kv_cache_memory_bytes": "x"}}, "agents[1].engine_kwargs: 'x' is not"),
+    ],
+)
+def test_one_problem_of_an_agent(agent: dict[str, Any], message: str) -> None:
+    agents = [{"name": "a", "model": "demo"}, {"name": "b", "model": "demo", **agent}]
+    assert message in problems(base(agents=agents))
+
+
+def test_every_problem_is_named() -> None:
+    text = problems(base(zzz=1, agents=[{"name": "a", "model": "x"}, {"nam": "b"}]))
+    for path in ("zzz:", "agents[0].model:", "agents[1].nam:", "agents[1].name:"):
+        assert path in text
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "no such file" in problems(tmp_path / "none.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("agents: [")
+    assert "not valid YAML" in problems(broken)
+    broken.write_text("- a")
+    assert "expected a mapping" in problems(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    assert "broken.yaml" in problems(broken)
+
+
+def test_engine_arguments_of_an_agent_go_over_those_of_its_model() -> None:
+    config = load_config(
+        base(
+            models={"demo": {"source": "demo", "engine_kwargs": {"max_model_len": 1, "seed": 2}}},
+            agents=[{"name": "a", "model": "demo", "engine_kwargs": {"seed": 3}}],
+        )
+    )
+    kwargs = config.engine_kwargs(config.agents[0])
+    assert kwargs == {"max_model_len": 1, "seed": 3, "kv_cache_memory_bytes": 512 * 2**20}
+
+
+def test_gpu_engines_keep_vllms_cache_size() -> None:
+    config = load_config(base(agents=[{"name": "a", "model": "demo", "num_gpus": 1}]))
+    assert "kv_cache_memory_bytes" not in config.engine_kwargs(config.agents[0])
+
+
+def test_who_relays() -> None:
+    own = {"engine_kwargs": {"kv_transfer_config": {"kv_connector": "ExampleConnector"}}}
+    agents = [
+        {"name": "a", "model": "demo"},
+        {"name": "b", "model": "demo", "relay": False},
+        {"name": "c", "model": "demo", **own},
+    ]
+    config = load_config(base(agents=agents))
+    assert [config.relays(agent) for agent in config.agents] == [True, False, False]
+    off = load_config(base(agents=agents, relay={"enabled": False}))
+    assert not any(off.relays(agent) for agent in off.agents)
+
+
+def test_relay_settings() -> None:
+    config = load_config(base(relay={"policy": "min_tokens:5", "capacity_bytes": "1GiB"}))
+    settings = config.relay.settings("a")
+    assert (settings.policy, settings.capacity_bytes, settings.agent) == (
+        "min_tokens:5",
+        2**30,
+        "a",
+    )
+    assert settings.store is None
