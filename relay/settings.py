@@ -25,7 +25,7 @@ class RelaySettings:
     capacity_bytes: int = 2 << 30
     load_deadline_s: float = 2.0
     max_loads_in_flight: int = 8
-    max_held_fraction: float = 0.25
+    max_held_fraction: float = 0.5
     agent: str = ""
 
     def __post_init__(self) -> None:
