@@ -75,6 +75,7 @@ def started(config: ClusterConfig) -> Iterator[Session]:
     """Serve it for the time of the block; the engines have been found alike."""
     with contextlib.ExitStack() as display:
         progress = display.enter_context(startup_display())
+        _forget_ray_token()
         with running(config, progress) as session:
             display.close()
             check_alike(bindings(session), len(config.agents))
@@ -128,6 +129,13 @@ def check_alike(found: Mapping[int, tuple[str, tuple[int, ...]]], num_engines: i
             sorted(f"{setting} on cores {cores}" for setting, cores in found.values())
         )
         raise UnequalEngines(f"the engines' threads are bound differently ({kinds})")
+
+
+def _forget_ray_token() -> None:
+    """Ray reads its token once per process; the next local cluster has another one."""
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _thread_cores(pid: int) -> tuple[int, ...]:

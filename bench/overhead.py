@@ -19,8 +19,9 @@ class Overhead:
         scheduler_s: wall time in the scheduler half's hooks.
         worker_s: wall time in the worker half's hooks, in steps that computed tokens.
         copy_cpu_s: CPU time of the copy threads.
-        scheduler_step_s: the scheduler half's worst step since the engine began.
-        worker_step_s: the worker half's worst step since the engine began.
+        scheduler_step_s: bound of the scheduler half's worst step: that since the engine began,
+            its warm-up included, or all time in hooks meanwhile if that is less.
+        worker_step_s: the same of the worker half.
         saved_blocks: blocks published.
         dropped_blocks: blocks whose saving was given up.
         ttft_s: sum of the TTFTs of the requests in between.
@@ -91,8 +92,8 @@ def between(before: Mapping[str, Any], after: Mapping[str, Any], ttft_s: float) 
         scheduler_s=grown("scheduler_s"),
         worker_s=grown("worker_s"),
         copy_cpu_s=grown("copy_cpu_s"),
-        scheduler_step_s=float(new["scheduler_worst_step_s"]),
-        worker_step_s=float(new["worker_worst_step_s"]),
+        scheduler_step_s=min(float(new["scheduler_worst_step_s"]), grown("scheduler_s")),
+        worker_step_s=min(float(new["worker_worst_step_s"]), grown("worker_s")),
         saved_blocks=int(grown("saved_blocks")),
         dropped_blocks=int(grown("dropped_blocks")),
         ttft_s=ttft_s,

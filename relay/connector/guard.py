@@ -54,12 +54,13 @@ class Breaker:
 
 
 class StepCost:
-    """Wall time spent in hooks: in all, and in the worst single step."""
+    """Wall time spent in hooks: in all, in the worst step, and the recent steps' p99."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
         self.worst_step_s = 0.0
         self._step_s = 0.0
+        self._recent_s: deque[float] = deque(maxlen=500)
 
     def add(self, seconds: float) -> None:
         """Count time inside the step under way."""
@@ -69,7 +70,14 @@ class StepCost:
     def end_step(self) -> None:
         """Close the step."""
         self.worst_step_s = max(self.worst_step_s, self._step_s)
+        self._recent_s.append(self._step_s)
         self._step_s = 0.0
+
+    @property
+    def p99_step_s(self) -> float:
+        """99th percentile over the last 500 steps; 0 before the first."""
+        ordered = sorted(self._recent_s)
+        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
 
 def guarded(fallback: Callable[[], Any], timed: bool = True) -> Callable[[F], F]:

@@ -74,12 +74,14 @@ class WorkerCost:
         hook_s: wall seconds inside hooks of steps that computed tokens.
         copy_cpu_s: CPU seconds of the copy threads.
         worst_step_s: longest time inside one such step.
+        p99_step_s: 99th percentile of it over the recent steps.
         saved_blocks, dropped_blocks: blocks published, and given up.
     """
 
     hook_s: float = 0.0
     copy_cpu_s: float = 0.0
     worst_step_s: float = 0.0
+    p99_step_s: float = 0.0
     saved_blocks: int = 0
     dropped_blocks: int = 0
 

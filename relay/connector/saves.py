@@ -1,6 +1,8 @@
 """Saves of a worker: one thread that publishes blocks to the node's store. Sans vLLM."""
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -71,6 +73,9 @@ class Saves:
         self._thread.join(5)
 
     def _run(self) -> None:
+        # A batch thread does not preempt whoever wakes it, which here is the forward pass.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
         while True:
             with self._lock:
                 while not (self._closing or self._jobs or self._corrupt):

@@ -423,8 +423,10 @@ class SchedulerHalf:
             overhead={
                 "scheduler_s": self.cost.total_s,
                 "scheduler_worst_step_s": self.cost.worst_step_s,
+                "scheduler_p99_step_s": self.cost.p99_step_s,
                 "worker_s": cost.hook_s,
                 "worker_worst_step_s": cost.worst_step_s,
+                "worker_p99_step_s": cost.p99_step_s,
                 "copy_cpu_s": cost.copy_cpu_s,
                 "saved_blocks": cost.saved_blocks,
                 "dropped_blocks": cost.dropped_blocks + self._dropped_saves,

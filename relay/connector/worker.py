@@ -140,6 +140,7 @@ class WorkerHalf:
             self.cost.total_s,
             loads.copy_cpu_s + saves.copy_cpu_s,
             self.cost.worst_step_s,
+            self.cost.p99_step_s,
             saves.saved_blocks,
             saves.dropped_blocks,
         )

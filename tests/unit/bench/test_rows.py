@@ -131,6 +131,8 @@ def test_overhead_is_what_grew() -> None:
     assert cost.passes()
     assert not between(record(1.0), record(2.0), ttft_s=100.0).passes()
     assert not between(record(1.0), record(2.0, step_s=0.003), ttft_s=600.0).passes()
+    # The worst step of all may lie before: one in between is no longer than all in between.
+    assert between(record(1.0, 9.0), record(1.0002, 9.0), ttft_s=1.0).passes()
     with pytest.raises(ValueError, match="positive"):
         between(record(1.0), record(2.0), ttft_s=0.0)
 

@@ -49,3 +49,7 @@ def test_the_worst_step_is_kept() -> None:
     cost.add(0.5)
     cost.end_step()
     assert (cost.total_s, cost.worst_step_s) == pytest.approx((3.5, 3.0))
+    for _ in range(300):
+        cost.add(0.25)
+        cost.end_step()
+    assert cost.p99_step_s == pytest.approx(0.25)
