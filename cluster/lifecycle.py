@@ -19,9 +19,8 @@ import shutil
 import signal
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -39,33 +38,13 @@ from kvrelay.cluster.processes import (
     remove_shared_memory,
     shared_memory_of,
 )
-from kvrelay.cluster.session import Session, load_sessions
+from kvrelay.cluster.session import Session, cache_dir, load_sessions
+from kvrelay.cluster.startup import APP_NAME, Progress, Reporter, deploy
 
 logger = logging.getLogger(__name__)
-APP_NAME = "kvrelay"
-POLL_S = 1.0
-START_TIMEOUT_S = 900.0
 _SHUTDOWN_STEP_S = 30.0
 # The sockets below it may have no longer path than 107 characters.
 _LONGEST_TEMP_ROOT = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Startup:
-    """How far a start has come.
-
-    Attributes:
-        phase: what is being done.
-        agents: replicas ready and wanted, by agent.
-        elapsed_s: since the start began.
-    """
-
-    phase: str
-    agents: dict[str, tuple[int, int]]
-    elapsed_s: float
-
-
-Progress = Callable[[Startup], None]
 
 
 class Stopped(BaseException):
@@ -110,14 +89,17 @@ def running(config: ClusterConfig, progress: Progress | None = None) -> Iterator
     if not address:
         preflight.check_memory(config)
         preflight.check_shared_memory(config)
-    tell = _Reporter(config, progress)
+    tell = Reporter(config, progress)
     session = _new_session(config, owns_ray=not address)
     try:
         session.save()
         with _environment(session) if session.owns_ray else contextlib.nullcontext():
             tell("starting Ray" if session.owns_ray else "joining Ray")
             session = _connect_ray(config, session, address)
-            _deploy(config, tell)
+            try:
+                deploy(config, tell)
+            except LifecycleError as error:
+                raise LifecycleError(f"{error.message}{_keep_logs(session)}") from error
             shared = shared_memory_of(marked_processes(session.id))
             session = replace(session, ready=True, shared_memory=tuple(sorted(shared)))
             session.save()
@@ -218,7 +200,7 @@ def _connect_ray(config: ClusterConfig, session: Session, address: str | None) -
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = f"join the Ray at {address}" if address else "start Ray"
-        hint = "check RAY_ADDRESS" if address else "its logs are shown with --verbose"
+        hint = "check RAY_ADDRESS" if address else f"is {session.temp_dir} writable?"
         raise LifecycleError(f"cannot {where}: {_first_line(error)}; {hint}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
@@ -227,77 +209,6 @@ def _connect_ray(config: ClusterConfig, session: Session, address: str | None) -
     joined = replace(session, ray_address=context.address_info["address"])
     joined.save()
     return joined
-
-
-class _Reporter:
-    """Tells the caller's progress function how far the start has come."""
-
-    def __init__(self, config: ClusterConfig, progress: Progress | None) -> None:
-        self._progress = progress
-        self._started_s = time.monotonic()
-        self._agents = {a.name: (0, config.num_replicas(a)) for a in config.agents}
-
-    def __call__(self, phase: str, running: dict[str, int] | None = None) -> None:
-        for name, count in (running or {}).items():
-            self._agents[name] = (count, self._agents[name][1])
-        if self._progress is not None:
-            self._progress(Startup(phase, dict(self._agents), self.elapsed_s))
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
-
-
-def _deploy(config: ClusterConfig, tell: _Reporter) -> None:
-    from ray import serve
-
-    tell("preparing models")
-    from kvrelay.cluster.app import build
-
-    # Serve announces every deployment's options at INFO.
-    logging.getLogger("ray.serve").setLevel(config.telemetry.log_level)
-    application = build(config.model_dump())
-    tell("starting Serve")
-    serve.start(http_options={"host": config.http.host, "port": config.http.port})
-    if APP_NAME in serve.status().applications:
-        raise LifecycleError(f"this Ray already serves an application named '{APP_NAME}'")
-    serve.run_many(
-        [serve.RunTarget(application, name=APP_NAME, route_prefix="/")],
-        wait_for_applications_running=False,
-        wait_for_ingress_deployment_creation=False,
-    )
-    while tell.elapsed_s < START_TIMEOUT_S:
-        status = serve.status().applications[APP_NAME]
-        tell("loading engines", {a.name: _replicas_running(status, a.name) for a in config.agents})
-        if status.status.value == "RUNNING":
-            return
-        if cause := _failure(status):
-            raise LifecycleError(cause)
-        time.sleep(POLL_S)
-    raise LifecycleError(f"the engines did not load within {START_TIMEOUT_S:.0f} s")
-
-
-def _replicas_running(status: Any, agent: str) -> int:
-    deployment = status.deployments.get(f"agent:{agent}")
-    return int(deployment.replica_states.get("RUNNING", 0)) if deployment else 0
-
-
-def _failure(status: Any) -> str | None:
-    """Why the application will not come up, in one line; None while it still may."""
-    for name, deployment in status.deployments.items():
-        message = deployment.message
-        if deployment.status.value == "DEPLOY_FAILED" or "failed to start" in message:
-            return f"{name} did not start: {_last_cause(message)}"
-    if status.status.value == "DEPLOY_FAILED":
-        return f"the application did not start: {_last_cause(status.message)}"
-    return None
-
-
-def _last_cause(message: str) -> str:
-    """The exception that a traceback ends with."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    causes = [line for line in lines if "Error" in line.split(":")[0] and ": " in line]
-    return (causes or lines or ["no reason given"])[-1]
 
 
 def _first_line(error: BaseException) -> str:
@@ -342,6 +253,17 @@ def _quietly(step: Callable[[], Any]) -> None:
         step()
     except Exception as error:
         logger.debug("while shutting down: %s", error)
+
+
+def _keep_logs(session: Session) -> str:
+    """Save the logs of a start that failed, only the latest; where, as the message's end."""
+    logs = Path(session.temp_dir) / "session_latest" / "logs"
+    if not session.owns_ray or not logs.is_dir():
+        return ""
+    kept = cache_dir() / "logs"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
+    return f"; logs: {kept}"
 
 
 def _remove_leftovers(session: Session) -> None:

@@ -78,8 +78,13 @@ def sessions_dir() -> Path:
     """The folder of the session files."""
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "kvrelay"
+    return cache_dir() / "run"
+
+
+def cache_dir() -> Path:
+    """What kvrelay keeps between runs."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "kvrelay" / "run"
+    return Path(cache) / "kvrelay"
 
 
 def load_sessions() -> list[Session]:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from kvrelay.cluster.lifecycle import Progress, Startup
+from kvrelay.cluster.startup import Progress, Startup
 
 out = Console()
 err = Console(stderr=True)

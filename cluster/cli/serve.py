@@ -20,8 +20,9 @@ from rich.table import Table
 from kvrelay.cluster.cli.console import err, out, startup_display
 from kvrelay.cluster.config import ClusterConfig, load_config
 from kvrelay.cluster.errors import LifecycleError
-from kvrelay.cluster.lifecycle import START_TIMEOUT_S, Stopped, running, signals_as_exit, stop_all
+from kvrelay.cluster.lifecycle import Stopped, running, signals_as_exit, stop_all
 from kvrelay.cluster.session import Session, load_sessions, sessions_dir
+from kvrelay.cluster.startup import START_TIMEOUT_S
 
 ConfigPath = Annotated[Path, typer.Argument(help="configuration file (YAML)", metavar="CONFIG")]
 Port = Annotated[int | None, typer.Option(help="listen here instead of http.port", min=1)]

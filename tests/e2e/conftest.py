@@ -120,6 +120,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in ours:
         item.add_marker(pytest.mark.e2e)
         item.add_marker(pytest.mark.timeout(600))
-    # The life-cycle tests end the app: they come after all others.
+    # Some tests kill parts of the app, the life-cycle tests end it: they come last, in this order.
+    last = ("test_faults.py", "test_lifecycle.py")
     others = [item for item in items if item not in ours]
-    items[:] = others + sorted(ours, key=lambda item: item.path.name == "test_lifecycle.py")
+    items[:] = others + sorted(
+        ours, key=lambda item: last.index(item.path.name) if item.path.name in last else -1
+    )

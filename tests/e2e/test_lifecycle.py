@@ -15,14 +15,21 @@ from typing import Any
 import psutil
 import pytest
 
+from kvrelay.cluster.model import ensure_model
 from kvrelay.cluster.processes import marked_processes
 from kvrelay.cluster.session import Session
 
 PLAIN = """
-models: {demo: {source: demo, engine_kwargs: {dtype: bfloat16, max_model_len: 1024}}}
+models: {demo: {source: {MODEL}, engine_kwargs: {dtype: bfloat16, max_model_len: 1024}}}
 agents: [{name: only, model: demo, num_cpus: 0.5, engine_kwargs: {ENGINE}}]
 relay: {enabled: false}
 """
+
+
+def plain(engine_kwargs: str) -> str:
+    """One agent without relay, on the demo model where it already is."""
+    config = PLAIN.replace("{MODEL}", str(ensure_model("demo")))
+    return config.replace("{ENGINE}", engine_kwargs)
 
 
 def kvrelay(runtime_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +57,8 @@ def serve(tmp_path: Path) -> Iterator[Any]:
     def start(config: str) -> subprocess.Popen[bytes]:
         path = tmp_path / "config.yaml"
         path.write_text(config)
-        environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run")}
+        runtime_dir, cache = str(tmp_path / "run"), str(tmp_path / "cache")
+        environment = {**os.environ, "XDG_RUNTIME_DIR": runtime_dir, "XDG_CACHE_HOME": cache}
         environment.pop("RAY_ADDRESS", None)
         command = [sys.executable, "-m", "kvrelay.cluster.cli", "serve", str(path)]
         with (tmp_path / "stderr").open("wb") as sink:
@@ -100,7 +108,7 @@ def test_status(app: Any) -> None:
 
 def test_a_port_in_use_is_one_line(app: Any, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(PLAIN.replace("{ENGINE}", "{}"))
+    config.write_text(plain("{}"))
     port = app.url.rsplit(":", 1)[1].removesuffix("/v1")
     done = kvrelay(tmp_path / "run", "serve", str(config), "--port", port)
     assert done.returncode == 1
@@ -111,7 +119,7 @@ def test_a_port_in_use_is_one_line(app: Any, tmp_path: Path) -> None:
 def test_ctrl_c_while_engines_load(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = serve(PLAIN.replace("{ENGINE}", "{}"))
+    child = serve(plain("{}"))
     stderr = tmp_path / "stderr"
     wait_for(lambda: "loading engines" in stderr.read_text() or child.poll() is not None, 180)
     (session,) = sessions(tmp_path / "run", monkeypatch)
@@ -123,11 +131,12 @@ def test_ctrl_c_while_engines_load(
 
 
 def test_an_engine_that_cannot_start_is_one_line(serve: Any, tmp_path: Path) -> None:
-    child = serve(PLAIN.replace("{ENGINE}", "{max_model_len: 100000}"))
+    child = serve(plain("{max_model_len: 100000}"))
     assert child.wait(300) == 1
     text = (tmp_path / "stderr").read_text()
     assert "agent:only did not start" in text
     assert "max_model_len" in text
+    assert "logs: " in text
     assert "Traceback" not in text
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import complete, prompt_ids, record
 from openai import OpenAI
 
 from kvrelay.agents.layout import ChatLayout
@@ -16,27 +16,6 @@ from kvrelay.cluster.model import ensure_model
 
 BLOCK = 128
 pytest.importorskip("kvrelay.relay.connector", reason="the connector is not there yet")
-
-
-def prompt_ids(seed: int, num_tokens: int) -> list[int]:
-    """Token ids that no other test uses."""
-    chooser = random.Random(seed)
-    return [chooser.randrange(1000, 40_000) for _ in range(num_tokens)]
-
-
-def complete(
-    client: OpenAI, agent: str, prompt: list[int], mode: str | None = None, **options: Any
-) -> Any:
-    extra: dict[str, Any] = {"return_token_ids": True}
-    if mode is not None:
-        extra["kv_transfer_params"] = {"kvrelay": {"mode": mode}}
-    options = {"max_tokens": 4, "temperature": 0, **options}
-    return client.completions.create(model=agent, prompt=prompt, extra_body=extra, **options)
-
-
-def record(answer: Any) -> dict[str, Any]:
-    content: dict[str, Any] = answer.kv_transfer_params["kvrelay"]
-    return content
 
 
 def relayed(client: OpenAI, prompt: list[int]) -> Any:

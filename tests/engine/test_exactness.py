@@ -25,7 +25,7 @@ def test_relay_equals_a_local_hit(pair: Pair, length: int) -> None:
     assert relayed["logprobs"] == local["logprobs"]
 
 
-@pytest.mark.parametrize("output", [2, 7, BLOCK, BLOCK + 5])
+@pytest.mark.parametrize("output", [2, 7, BLOCK - 1, BLOCK, BLOCK + 5])
 @pytest.mark.parametrize(
     "length",
     [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 9, 5 * BLOCK - 3, 5 * BLOCK, 11 * BLOCK + 17],

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvrelay.cluster import lifecycle
+from kvrelay.cluster import startup
 from kvrelay.cluster.lifecycle import Stopped, signals_as_exit, stop, stop_all
 from kvrelay.cluster.processes import MARKER, end_processes, marked_processes
 from kvrelay.cluster.session import Session, load_sessions, sessions_dir
@@ -143,4 +143,16 @@ def test_last_cause_is_the_exception_of_a_traceback() -> None:
       File "x.py", line 1
     ValueError: max_model_len is too large
     """
-    assert lifecycle._last_cause(message) == "ValueError: max_model_len is too large"
+    assert startup._last_cause(message) == "ValueError: max_model_len is too large"
+
+
+def test_last_cause_goes_on_where_the_first_line_says_nothing() -> None:
+    message = """RuntimeError: 1 validation error for ModelConfig
+      Value error, User-specified max_model_len (9) is greater than 8 [type=value_error, input=1]
+        For further information visit https://errors
+    """
+    assert startup._last_cause(message) == (
+        "RuntimeError: 1 validation error for ModelConfig "
+        "Value error, User-specified max_model_len (9) is greater than 8"
+    )
+    assert startup._last_cause("") == "no reason given"

@@ -1,0 +1,116 @@
+"""Bringing an application up: telling how far it has come, and why it will not."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvrelay.cluster.config import ClusterConfig
+from kvrelay.cluster.errors import LifecycleError
+
+APP_NAME = "kvrelay"
+POLL_S = 1.0
+START_TIMEOUT_S = 900.0
+_EXCEPTION = re.compile(r"([\w.]+\.)?\w*(Error|Exception)\b.*: ")
+_LONGEST_CAUSE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """How far a start has come.
+
+    Attributes:
+        phase: what is being done.
+        agents: replicas ready and wanted, by agent.
+        elapsed_s: since the start began.
+    """
+
+    phase: str
+    agents: dict[str, tuple[int, int]]
+    elapsed_s: float
+
+
+Progress = Callable[[Startup], None]
+
+
+class Reporter:
+    """Tells the caller's progress function how far the start has come."""
+
+    def __init__(self, config: ClusterConfig, progress: Progress | None) -> None:
+        self._progress = progress
+        self._started_s = time.monotonic()
+        self._agents = {a.name: (0, config.num_replicas(a)) for a in config.agents}
+
+    def __call__(self, phase: str, running: dict[str, int] | None = None) -> None:
+        for name, count in (running or {}).items():
+            self._agents[name] = (count, self._agents[name][1])
+        if self._progress is not None:
+            self._progress(Startup(phase, dict(self._agents), self.elapsed_s))
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+
+def deploy(config: ClusterConfig, tell: Reporter) -> None:
+    """Build the application and wait until every engine serves; Ray is connected already.
+
+    Raises:
+        LifecycleError: an engine does not come up; with its own reason.
+        ConfigError, ModelError: found when the application is built.
+    """
+    from ray import serve
+
+    tell("preparing models")
+    from kvrelay.cluster.app import build
+
+    # Serve announces every deployment's options at INFO.
+    logging.getLogger("ray.serve").setLevel(config.telemetry.log_level)
+    application = build(config.model_dump())
+    tell("starting Serve")
+    serve.start(http_options={"host": config.http.host, "port": config.http.port})
+    if APP_NAME in serve.status().applications:
+        raise LifecycleError(f"this Ray already serves an application named '{APP_NAME}'")
+    serve.run_many(
+        [serve.RunTarget(application, name=APP_NAME, route_prefix="/")],
+        wait_for_applications_running=False,
+        wait_for_ingress_deployment_creation=False,
+    )
+    while tell.elapsed_s < START_TIMEOUT_S:
+        status = serve.status().applications[APP_NAME]
+        tell("loading engines", {a.name: _replicas_running(status, a.name) for a in config.agents})
+        if status.status.value == "RUNNING":
+            return
+        if cause := _failure(status):
+            raise LifecycleError(cause)
+        time.sleep(POLL_S)
+    raise LifecycleError(f"the engines did not load within {START_TIMEOUT_S:.0f} s")
+
+
+def _replicas_running(status: Any, agent: str) -> int:
+    deployment = status.deployments.get(f"agent:{agent}")
+    return int(deployment.replica_states.get("RUNNING", 0)) if deployment else 0
+
+
+def _failure(status: Any) -> str | None:
+    """Why the application will not come up, in one line; None while it still may."""
+    for name, deployment in status.deployments.items():
+        message = deployment.message
+        if deployment.status.value == "DEPLOY_FAILED" or "failed to start" in message:
+            return f"{name} did not start: {_last_cause(message)}"
+    if status.status.value == "DEPLOY_FAILED":
+        return f"the application did not start: {_last_cause(status.message)}"
+    return None
+
+
+def _last_cause(message: str) -> str:
+    """The exception that a traceback ends with, in one line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    causes = [i for i, line in enumerate(lines) if _EXCEPTION.match(line)]
+    # Where the first line only counts the errors, as pydantic's does, the next two say more.
+    text = " ".join(lines[causes[-1] : causes[-1] + 3] if causes else lines[-1:])
+    return text.partition(" [type=")[0][:_LONGEST_CAUSE] or "no reason given"

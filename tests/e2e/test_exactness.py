@@ -1,0 +1,48 @@
+"""Exactness with the demo model through the whole app: tokens and log probabilities, to the bit."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from calls import complete, prompt_ids, record
+from openai import OpenAI
+
+STEPS = 16
+
+
+def settle() -> None:
+    """Saves go on for a moment after the answer; nothing outside shows when they are done."""
+    time.sleep(0.5)
+
+
+def outcome(answer: Any) -> tuple[list[int], list[dict[str, float]]]:
+    choice = answer.choices[0]
+    return choice.token_ids, choice.logprobs.top_logprobs
+
+
+@pytest.mark.parametrize("output", [2, 40])
+@pytest.mark.parametrize("length", [130, 383, 640])
+def test_tail_equals_the_producer_going_on(client: OpenAI, length: int, output: int) -> None:
+    prompt = prompt_ids(1000 + length + output, length)
+    own = complete(client, "a", prompt, max_tokens=output + STEPS, logprobs=5)
+    settle()
+    tokens, logprobs = outcome(own)
+    continued = complete(client, "b", prompt + tokens[:output], max_tokens=STEPS, logprobs=5)
+    assert record(continued)["relayed_tokens"] == length + output - 1
+    assert outcome(continued) == (tokens[output:], logprobs[output:])
+
+
+@pytest.mark.parametrize("length", [127, 128, 129, 512])
+def test_relay_equals_a_local_hit(client: OpenAI, length: int) -> None:
+    whole = length // 128 * 128
+    shared = prompt_ids(2000 + length, length)[:whole]
+    complete(client, "a", prompt_ids(2000 + length, length))
+    complete(client, "plain", [*shared, 7])
+    settle()
+    prompt = shared + prompt_ids(3000 + length, 32)
+    relayed = complete(client, "b", prompt, max_tokens=32, logprobs=5)
+    local = complete(client, "plain", prompt, max_tokens=32, logprobs=5)
+    assert record(relayed)["relayed_tokens"] == whole
+    assert outcome(relayed) == outcome(local)
