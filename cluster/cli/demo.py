@@ -62,7 +62,8 @@ def demo(
       kvrelay demo --file notes.md --json demo.json
     """
     started = datetime.now(UTC)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # Ray has INFO shown
+    for name in ("httpx", "httpx2"):  # Ray has INFO shown
+        logging.getLogger(name).setLevel(logging.WARNING)
     text, title = _read_input(file)
     settings = load_config(config or _CONFIG)
     settings = with_port(settings, preflight.free_port(settings.http.host))
@@ -149,12 +150,13 @@ def _sample(*values: float) -> dict[str, float]:
 
 
 def _show(rows: Sequence[dict[str, Any]], results: Sequence[StepResult], title: str) -> None:
-    table = Table(title=f"{len(rows)} agents on {title}", title_justify="left")
-    table.add_column("agent")
-    for name in ("prompt\ntokens", "local", "relayed", "recom-\nputed"):
+    heading = f"{len(rows)} agents on {title}: tokens, and TTFT in seconds"
+    table = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("agent", no_wrap=True)
+    for name in ("prompt", "local", "relayed", "recom-\nputed"):
         table.add_column(name, justify="right")
-    table.add_column("why")
-    for name in ("TTFT with\nrelay, s", "without,\ns", "ratio"):
+    table.add_column("why", no_wrap=True)
+    for name in ("TTFT,\nrelay", "TTFT,\nwithout", "ratio"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
