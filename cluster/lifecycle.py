@@ -217,9 +217,11 @@ def _first_line(error: BaseException) -> str:
 
 def _tear_down(session: Session) -> None:
     """Undo what `running` did, however far it came."""
+    # What is mapped now, and what was at the start: an engine that was killed maps nothing.
     shared = shared_memory_of(marked_processes(session.id)) if session.owns_ray else set()
     _leave_ray(session)
     if session.owns_ray:
+        shared |= set(session.shared_memory)
         _remove_leftovers(replace(session, shared_memory=tuple(shared)))
     session.remove()
 

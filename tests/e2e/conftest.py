@@ -21,7 +21,7 @@ from openai import OpenAI
 from kvrelay.cluster import preflight
 from kvrelay.cluster.session import Session
 
-MAX_MODEL_LEN = 2048
+MAX_MODEL_LEN = 8192
 CONFIG = {
     "models": {
         "demo": {

@@ -69,7 +69,7 @@ def test_token_ids_in_and_out(client: OpenAI) -> None:
 
 REFUSED: list[Any] = [
     ({"model": "nobody"}, 404, "model", "model_not_found"),
-    ({"prompt": [9] * 3000}, 400, None, "context_length_exceeded"),
+    ({"prompt": [9] * 9000}, 400, None, "context_length_exceeded"),
     ({"temperature": -1}, 400, "temperature", "invalid_value"),
     ({"kv_transfer_params": 3}, 400, "kv_transfer_params", "invalid_value"),
     (
