@@ -51,6 +51,9 @@ class WorkerHalf:
     @guarded(lambda: None)
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's KV memory is there."""
+        # vLLM 0.29's AMX attention ends the process with SIGILL where nothing has asked the
+        # kernel for AMX yet: an engine without warm-up whose first prompt has under five tokens.
+        torch.cpu._init_amx()
         try:
             blocks = block_memory(kv_caches, self._num_blocks)
         except UnsupportedLayout as error:
