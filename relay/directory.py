@@ -2,10 +2,9 @@
 
 Stores publish changes in batches under their incarnation. A store that comes back has a
 new incarnation and starts empty, so its first batch replaces all that was known of it; a
-directory that comes back knows nothing, says so by its own epoch, and is told everything.
+directory that comes back knows no incarnation, refuses changes, and is told everything.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +31,6 @@ class DirectoryCore:
     """Key to nodes."""
 
     def __init__(self) -> None:
-        self.epoch = secrets.token_hex(8)
         self._nodes: dict[bytes, set[str]] = {}
         self._held: dict[str, set[bytes]] = {}
         self._incarnations: dict[str, bytes] = {}
