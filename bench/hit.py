@@ -7,8 +7,14 @@ own that begins like no other, run in random order:
     relay      a: P             -> save_s      then  b: P+32                    -> relay_s
     recompute  a: P             -> save_s      then  b: P+32, relay refused     -> recompute_s
     plain      plain: P         -> plain_miss_s  then  plain: P+32              -> local_hit_s
+                                  then  a: Q   then  plain: P+32 others    -> local_hit_later_s
     miss       b: P             -> miss_s      then  a: P+32, not timed         -> bytes, copy_s
-    peer       peer: P+32       -> peer_save_s then  peer: P+32 others          -> peer_s
+    peer       peer: P+32       -> peer_save_s then  a: Q  then  peer: P+32 others  -> peer_s
+
+Q is another prompt of the same length. Right after computing P an engine finds P's KV, and
+itself, in the processor's caches, which lie cold after another engine's turn: as B's do when
+it relays, and as any engine's do that others share the machine with. So `local_hit_s` is the
+absolute floor, `local_hit_later_s` the floor from where a relay starts, and where the peer does.
 
 Before B is asked, the store has committed every block of A. Engines `a` and `b` are equals, so
 the untimed request that brings the record of a relay may go the other way; the stream that is
@@ -36,7 +42,7 @@ from kvrelay.cluster.errors import ConfigError
 
 A, B, PLAIN, PEER = "a", "b", "plain", "peer"
 ARMS = ("relay", "recompute", "plain", "miss")
-_PREFILLS = {"relay": 1, "recompute": 2, "plain": 1, "miss": 1, PEER: 1}
+_PREFILLS = {"relay": 1, "recompute": 2, "plain": 2, "miss": 1, PEER: 2}
 WARM_UP_TOKENS = 1024
 Advance = Callable[[float], None]
 
@@ -119,16 +125,26 @@ class Bench:
             self._ask(factors, "plain_miss_s", PLAIN, prompt.shared, cached=0)
             hit = local_hit_tokens(tokens)
             self._ask(factors, "local_hit_s", PLAIN, prompt.whole, cached=hit)
+            self._other_turn(factors)
+            again = prompt.shared + prompt.other
+            self._ask(factors, "local_hit_later_s", PLAIN, again, cached=hit)
         elif arm == "miss":
             self._ask(factors, "miss_s", B, prompt.shared, cached=0, saved=first)
             self._record(factors, A, prompt.whole, tokens, second)
         else:
             stored = prompt.shared + prompt.other
             self._ask(factors, "peer_save_s", PEER, stored, cached=0, salt="writer")
+            self._other_turn(factors)
             hit = peer_hit_tokens(whole)
             self._ask(factors, "peer_s", PEER, prompt.whole, cached=hit, salt="reader")
             if self.peer_folder is not None:
                 engines.empty(self.peer_folder)
+
+    def _other_turn(self, factors: Mapping[str, Any]) -> None:
+        """Another engine computes another prompt of the same length."""
+        tokens = factors["tokens"]
+        other = self.prompts.take(tokens).shared
+        self._ask(factors, "save_s", A, other, cached=0, saved=blocks_saved(tokens))
 
     def _ask(
         self,

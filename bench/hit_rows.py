@@ -12,6 +12,7 @@ TIMES = (
     "recompute_s",
     "relay_s",
     "local_hit_s",
+    "local_hit_later_s",
     "peer_s",
     "miss_s",
     "plain_miss_s",
@@ -24,6 +25,7 @@ WATCHED = ("others_cores", "steal_cores")
 RATIOS = {
     "recompute_over_relay": ("recompute_s", "relay_s"),
     "relay_over_local_hit": ("relay_s", "local_hit_s"),
+    "relay_over_local_hit_later": ("relay_s", "local_hit_later_s"),
     "relay_over_peer": ("relay_s", "peer_s"),
     "miss_over_plain_miss": ("miss_s", "plain_miss_s"),
 }
@@ -32,9 +34,11 @@ TIMES_TABLE: Mapping[str, Callable[[Row], str]] = {
     "recompute": seconds("recompute_s"),
     "relay": seconds("relay_s"),
     "local\nhit": seconds("local_hit_s"),
+    "local hit,\nlater": seconds("local_hit_later_s"),
     "peer": seconds("peer_s"),
     "recompute\n/ relay": number("recompute_over_relay", ".1f"),
     "relay /\nlocal hit": number("relay_over_local_hit", ".2f"),
+    "relay /\nlater": number("relay_over_local_hit_later", ".2f"),
     "relay\n/ peer": number("relay_over_peer", ".2f"),
 }
 COSTS_TABLE: Mapping[str, Callable[[Row], str]] = {
@@ -76,7 +80,7 @@ def _row(tokens: int, samples: Sequence[Row]) -> Row:
     if "load_path" in values:
         row["load_path"] = "+".join(sorted(set(_flat(values["load_path"]))))
     row |= _ratios(values)
-    for measure in ("relay_s", "local_hit_s", "peer_s", "recompute_s"):
+    for measure in ("relay_s", "local_hit_s", "local_hit_later_s", "peer_s", "recompute_s"):
         if measure in cached:
             row[f"{measure.removesuffix('_s')}_cached_tokens"] = cached[measure]
     timed = [s for s in samples if s["tokens"] == tokens and "others_cores" in s]
