@@ -37,6 +37,9 @@ class Reason(StrEnum):
     LOAD_CORRUPT = "load_corrupt"  # the checksum of the copied bytes did not match
     LOAD_FAULT = "load_fault"  # an error while copying, caught
     LOAD_CANCELLED = "load_cancelled"  # the client left while loading
+    TRANSFER_FAILED = "transfer_failed"  # another node could not be read from
+    SOURCE_LOST = "source_lost"  # the other node no longer holds a block
+    NO_ROOM = "no_room"  # this node's store has no slot for what comes in
 
 
 @dataclass(frozen=True, slots=True)

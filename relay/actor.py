@@ -4,61 +4,101 @@ They give the store a lifetime of its own, longer than any engine's, and a name.
 not talk to them: what an engine needs is the store's address, and goes over its socket.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
 import threading
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from kvrelay.relay import memory
-from kvrelay.relay.directory import Batch, DirectoryCore
+from kvrelay.relay.catalog import Catalog
+from kvrelay.relay.directory import SILENCE_S, Batch, Changes, Cursor, DirectoryCore
 from kvrelay.relay.errors import RelayError, StoreUnavailable
+from kvrelay.relay.lending import Ask, Lent
+from kvrelay.relay.names import NAMESPACE, directory_name, store_address, store_name, store_prefix
+from kvrelay.relay.peers import Peers
+from kvrelay.relay.routes import Routes
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.settings import RelaySettings
 from kvrelay.relay.store import StoreCore
+from kvrelay.relay.transfer import Transfers
+from kvrelay.relay.transports import make_transports
 
 logger = logging.getLogger(__name__)
-NAMESPACE = "kvrelay"
-PUBLISH_EVERY_S = 0.2
+COALESCE_S = 0.005  # between a change and its publication
 # Changes or not, so that a directory that came back is told everything soon.
 HEARTBEAT_S = 1.0
+WATCH_S = 1.0
 START_TIMEOUT_S = 60.0
 
 
 class KVDirectory:
-    """Which node holds which block; see `DirectoryCore`."""
+    """Which node holds which block; see `DirectoryCore`. Stores publish and watch."""
 
     def __init__(self) -> None:
-        self._core = DirectoryCore()
+        self._core = DirectoryCore(time.monotonic)
+        self._changed = asyncio.Event()
 
-    def publish(self, batch: Batch) -> bool:
+    async def publish(self, batch: Batch) -> bool:
         """See `DirectoryCore.publish`."""
-        return self._core.publish(batch)
+        before = self._core.cursor
+        taken = self._core.publish(batch)
+        if self._core.cursor != before:
+            self._tell()
+        return taken
 
-    def lookup(self, keys: list[bytes]) -> list[list[str]]:
+    async def watch(self, cursor: Cursor | None, node_id: str) -> Changes:
+        """What happened since `cursor`; waits up to `WATCH_S` for something to happen."""
+        if self._core.expire():
+            self._tell()
+        if cursor == self._core.cursor:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), WATCH_S)
+        return self._core.changes(cursor, node_id)
+
+    async def lookup(self, keys: list[bytes]) -> list[list[str]]:
         """See `DirectoryCore.lookup`."""
         return self._core.lookup(keys)
 
-    def stats(self) -> dict[str, int]:
+    async def stats(self) -> dict[str, int]:
         """See `DirectoryCore.stats`."""
         self._core.check_integrity()
         return self._core.stats()
 
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
 
 class KVStore:
-    """Owner of a node's arena; serves engines on its socket, publishes to the directory."""
+    """Owner of a node's arena; serves engines on its socket, and other nodes' stores."""
 
-    def __init__(self, address: str, capacity_bytes: int, node_id: str) -> None:
+    def __init__(
+        self, address: str, capacity_bytes: int, node_id: str, transport: str | None
+    ) -> None:
         memory.require_capacity(capacity_bytes, memory.available_bytes())
         self._node_id = node_id
-        self._server = StoreServer(StoreCore(capacity_bytes, time.monotonic_ns), address)
-        threading.Thread(target=self._publish, name="kvrelay-publish", daemon=True).start()
+        self._changed = threading.Event()
+        core = StoreCore(capacity_bytes, time.monotonic_ns)
+        self._catalog = Catalog(core.incarnation)
+        self._server = StoreServer(core, address, self._catalog, self._changed.set)
+        self._transfers = Transfers(
+            self._server,
+            catalog=self._catalog,
+            node_id=node_id,
+            peer=Peers(),
+            make_transports=make_transports,
+            routes=Routes(transport),
+        )
+        self._ready: tuple[str, ...] = ()  # transports that others may read by
+        for run, name in ((self._publish, "kvrelay-publish"), (self._watch, "kvrelay-watch")):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
     def ready(self) -> int:
         """The store's process, once it serves."""
@@ -71,33 +111,74 @@ class KVStore:
             core.check_integrity()
             return core.stats()
 
-        return self._server.call(checked)
+        return {
+            **self._server.call(checked),
+            **self._catalog.stats(),
+            **self._transfers.run(self._transfers.stats),
+        }
 
     def clear(self) -> int:
         """Drop all blocks; how many there were."""
         return self._server.call(StoreCore.clear)
 
+    def lend(self, ask: Ask) -> Lent:
+        """Answer another node's store that wants to read blocks."""
+        return self._transfers.lend(ask)
+
+    def take_back(self, transport: str, number: int) -> None:
+        """Another node's store has read what it was lent."""
+        self._transfers.take_back(transport, number)
+
+    def set_transport(self, transport: str | None) -> None:
+        """Take this transport from now on, or the best; for operators and benchmarks."""
+        self._transfers.routes.only = transport
+
     def _publish(self) -> None:
-        whole, last_s = True, float("-inf")
+        whole = True
         while True:
-            time.sleep(PUBLISH_EVERY_S)
+            self._changed.wait(HEARTBEAT_S)
+            self._changed.clear()
+            time.sleep(COALESCE_S)
             try:
                 batch = self._server.call(self._whole if whole else self._changes)
-                due = time.monotonic() - last_s >= HEARTBEAT_S
-                if batch.added or batch.removed or whole or due:
-                    last_s = time.monotonic()
-                    directory = ray.get_actor(_directory_name(), namespace=NAMESPACE)
-                    whole = not ray.get(directory.publish.remote(batch), timeout=5)
+                directory = ray.get_actor(directory_name(), namespace=NAMESPACE)
+                whole = not ray.get(directory.publish.remote(batch), timeout=5)
+                if whole:
+                    self._changed.set()
             except (ray.exceptions.RayError, ValueError, TimeoutError):
                 whole = True  # something was lost on the way: say everything next time
 
     def _whole(self, core: StoreCore) -> Batch:
         core.take_events()
-        return Batch(self._node_id, core.incarnation, True, tuple(core.keys()), ())
+        blocks = tuple(core.published(core.keys()))
+        return Batch(self._node_id, core.incarnation, True, blocks, transports=self._ready)
 
     def _changes(self, core: StoreCore) -> Batch:
         events = core.take_events()
-        return Batch(self._node_id, core.incarnation, False, events.added, events.removed)
+        blocks = tuple(core.published(events.added))
+        return Batch(self._node_id, core.incarnation, False, blocks, events.removed, self._ready)
+
+    def _watch(self) -> None:
+        """Follow the directory; make the transports when another node is first seen."""
+        cursor: Cursor | None = None
+        heard_s = time.monotonic()
+        while True:
+            try:
+                directory = ray.get_actor(directory_name(), namespace=NAMESPACE)
+                changes = ray.get(
+                    directory.watch.remote(cursor, self._node_id), timeout=WATCH_S + SILENCE_S
+                )
+                self._catalog.apply(changes)
+                cursor, heard_s = changes.cursor, time.monotonic()
+                if self._catalog.nodes() and not self._ready:
+                    self._ready = self._transfers.warm_up()
+                    self._changed.set()
+            except (ray.exceptions.RayError, ValueError, TimeoutError):
+                if time.monotonic() - heard_s > SILENCE_S and cursor is not None:
+                    # Whoever is out of reach is no source; all is told again afterwards.
+                    self._catalog.clear()
+                    cursor = None
+                time.sleep(COALESCE_S + 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +190,6 @@ class StoreHandle:
     actor: Any
 
 
-def _version() -> str:
-    return version("kvrelay")
-
-
-def _directory_name() -> str:
-    return f"directory-{_version()}"
-
-
-def _store_name(node_id: str) -> str:
-    return f"store-{_version()}-{node_id}"
-
-
 def ensure_store(settings: RelaySettings) -> StoreHandle:
     """Get or create the store of the Ray node this process runs on, and the directory.
 
@@ -128,7 +197,7 @@ def ensure_store(settings: RelaySettings) -> StoreHandle:
         RelayError: it does not start; the message says why and what to do.
     """
     node_id = ray.get_runtime_context().get_node_id()
-    address = f"kvrelay-{_version()}-{node_id}"
+    address = store_address(node_id)
     common: dict[str, Any] = {
         "namespace": NAMESPACE,
         "lifetime": "detached",
@@ -136,12 +205,12 @@ def ensure_store(settings: RelaySettings) -> StoreHandle:
         "num_cpus": 0,
         "max_restarts": -1,
     }
-    ray.remote(KVDirectory).options(name=_directory_name(), **common).remote()
+    ray.remote(KVDirectory).options(name=directory_name(), **common).remote()
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor = (
         ray.remote(KVStore)
-        .options(name=_store_name(node_id), scheduling_strategy=here, max_concurrency=4, **common)
-        .remote(address, settings.capacity_bytes, node_id)
+        .options(name=store_name(node_id), scheduling_strategy=here, max_concurrency=8, **common)
+        .remote(address, settings.capacity_bytes, node_id, settings.transport)
     )
     try:
         ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)
@@ -158,12 +227,11 @@ def stores() -> list[StoreHandle]:
     """All stores of the cluster, of this version."""
     found = []
     for entry in ray.util.list_named_actors(all_namespaces=True):
-        prefix = f"store-{_version()}-"
-        if entry["namespace"] == NAMESPACE and entry["name"].startswith(prefix):
-            node_id = entry["name"].removeprefix(prefix)
+        if entry["namespace"] == NAMESPACE and entry["name"].startswith(store_prefix()):
+            node_id = entry["name"].removeprefix(store_prefix())
             with contextlib.suppress(ValueError):  # it ended meanwhile
                 actor = ray.get_actor(entry["name"], namespace=NAMESPACE)
-                found.append(StoreHandle(node_id, f"kvrelay-{_version()}-{node_id}", actor))
+                found.append(StoreHandle(node_id, store_address(node_id), actor))
     return found
 
 
@@ -173,7 +241,7 @@ def shutdown_stores() -> int:
     for handle in handles:
         ray.kill(handle.actor)
     with contextlib.suppress(ValueError):
-        ray.kill(ray.get_actor(_directory_name(), namespace=NAMESPACE))
+        ray.kill(ray.get_actor(directory_name(), namespace=NAMESPACE))
     return len(handles)
 
 

@@ -56,29 +56,52 @@ class BlockChain:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a slab holds of a sequence beyond what the engine has.
+    """What is held of a sequence beyond what the engine has.
 
     Attributes:
         headers: slots to copy, in block order from the first missing block.
+        elsewhere: positions in `headers` of blocks that other nodes hold, not this one.
         num_tokens: tokens of the whole prefix that the engine has after loading them.
         tail_tokens: how many of those come from a block that is not taken whole.
     """
 
     headers: tuple[SlotHeader, ...]
+    elsewhere: frozenset[int]
     num_tokens: int
     tail_tokens: int
 
+    @property
+    def local(self) -> list[SlotHeader]:
+        """Slots of this node."""
+        return [h for n, h in enumerate(self.headers) if n not in self.elsewhere]
+
+    def here(self, first_token: int, block_tokens: int) -> "Match | None":
+        """The part in front of the first block that other nodes hold; None if it is empty."""
+        count = min(self.elsewhere, default=len(self.headers))
+        if count == len(self.headers):
+            return self
+        if not count:
+            return None
+        return Match(self.headers[:count], frozenset(), first_token + count * block_tokens, 0)
+
 
 def match(
-    slab: Slab, chain: BlockChain, token_ids: Sequence[int], num_local: int, max_tokens: int
+    places: tuple[Slab, Slab],
+    chain: BlockChain,
+    token_ids: Sequence[int],
+    num_local: int,
+    max_tokens: int,
 ) -> Match | None:
-    """The longest prefix of `token_ids` that `slab` can supply beyond `num_local` tokens.
+    """The longest prefix of `token_ids` that can be had beyond `num_local` tokens.
 
     Whole blocks are found by key. Behind the last of them, among the blocks that come after
     it, the one that shares most leading tokens is taken, be it a tail or a full block: KV
     of a position depends on no later token. This reuses more than vLLM's own prefix hit.
 
     Args:
+        places: what this node holds, and the catalog of what others do, taken second.
+        chain: of `token_ids`.
+        token_ids: the sequence.
         num_local: tokens the engine has, whole blocks.
         max_tokens: upper bound of the prefix; less than the sequence, since at least one
             token has to be computed.
@@ -86,15 +109,20 @@ def match(
     Returns:
         None if there is nothing beyond `num_local`.
     """
+    slab, catalog = places
     size = chain.block_tokens
     first = num_local // size
     full = max_tokens // size
     headers: list[SlotHeader] = []
+    elsewhere: set[int] = set()
     for number in range(first, full):
         chain.extend(token_ids, number + 1)
         header = index.find(slab, chain.key(number))
         if header is None:
-            break
+            header = index.find(catalog, chain.key(number))
+            if header is None:
+                break
+            elsewhere.add(len(headers))
         headers.append(header)
     number = first + len(headers)
     chain.extend(token_ids, number)
@@ -104,12 +132,16 @@ def match(
     if wanted > 0 and not chain.extra(number):
         tokens = pack_tokens(token_ids[num_tokens : num_tokens + wanted])
         best: SlotHeader | None = None
-        for header in index.children(slab, chain.parent(number)):
-            shared = common_prefix_tokens(tokens, slab.tokens(header))
-            if shared > tail_tokens:
-                best, tail_tokens = header, shared
+        for place in places:
+            for header in index.children(place, chain.parent(number)):
+                shared = common_prefix_tokens(tokens, place.tokens(header))
+                if shared > tail_tokens:
+                    best, tail_tokens = header, shared
+                    elsewhere -= {len(headers)}
+                    if place is catalog:
+                        elsewhere.add(len(headers))
         if best is not None:
             headers.append(best)
     if not headers:
         return None
-    return Match(tuple(headers), num_tokens + tail_tokens, tail_tokens)
+    return Match(tuple(headers), frozenset(elsewhere), num_tokens + tail_tokens, tail_tokens)

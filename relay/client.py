@@ -45,8 +45,8 @@ class StoreClient:
         self.client_id = welcome.client_id
         self.incarnation = welcome.incarnation
 
-    def open_slab(self, slot_bytes: int, block_tokens: int) -> tuple[int, Slab]:
-        """The slab for these sizes: its number and its mapping.
+    def open_slab(self, slot_bytes: int, block_tokens: int) -> tuple[int, Slab, Slab]:
+        """The slab for these sizes: its number, its mapping, and the catalog beside it.
 
         Raises:
             ProtocolError: the store refuses these sizes.
@@ -55,9 +55,12 @@ class StoreClient:
         fds: list[int] = []
         request = protocol.OpenSlab(slot_bytes, block_tokens)
         opened = self._call(request, protocol.SlabOpened, fds)
-        if len(fds) != 1:
+        if len(fds) != 2:
+            for fd in fds:
+                os.close(fd)
             raise ProtocolError("the store sent no slab")
-        return opened.slab_id, Slab.attach(fds[0])
+        slab = Slab.attach(fds[0])
+        return opened.slab_id, slab, Slab.attach(fds[1])
 
     def reserve(self, slab_id: int, keys: Sequence[bytes]) -> protocol.Reserved:
         """Ask for slots to write `keys` into (at most `protocol.MAX_KEYS`)."""
@@ -91,6 +94,32 @@ class StoreClient:
         """
         self._call(protocol.Check(), protocol.Done)
 
+    def send(self, request: protocol.Request) -> None:
+        """Send what is not answered by one reply; see `receive`.
+
+        Raises:
+            OSError: the connection has ended, or the store reads nothing.
+        """
+        self._socket.send(protocol.encode(request))
+
+    def receive(self) -> protocol.Reply | None:
+        """The next message on a connection that is used for fetches; None at its end.
+
+        Raises:
+            OSError, msgspec.MsgspecError: the connection is of no more use.
+        """
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        poller.poll()
+        packet = self._socket.recv(protocol.MAX_PACKET_BYTES)
+        return protocol.decode_reply(packet) if packet else None
+
+    def abandon(self) -> None:
+        """Close from another thread than the one that receives."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
     def wait_closed(self, timeout_s: float) -> bool:
         """Wait for the store to go away, reading nothing; True when it has."""
         if self._socket.fileno() < 0:
@@ -109,7 +138,7 @@ class StoreClient:
         try:
             with self._lock:
                 self._socket.send(protocol.encode(request))
-                packet, got, _, _ = socket.recv_fds(self._socket, protocol.MAX_PACKET_BYTES, 1)
+                packet, got, _, _ = socket.recv_fds(self._socket, protocol.MAX_PACKET_BYTES, 2)
         except OSError as error:
             # A late answer would be taken for the next one's: this connection is done for.
             self.close()
@@ -137,12 +166,17 @@ class StoreClient:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A live connection together with its slab and lease row."""
+    """A live connection together with its slab and lease row.
+
+    `catalog` lists what other nodes hold (catalog.py); `address` is the store's.
+    """
 
     client: StoreClient
     slab_id: int
     slab: Slab
     leases: LeaseRow
+    catalog: Slab
+    address: str
 
 
 class StoreLink:
@@ -169,9 +203,7 @@ class StoreLink:
         self._stop.set()
         current, self.current = self.current, None
         if current is not None:
-            with contextlib.suppress(OSError):
-                current.client._socket.shutdown(socket.SHUT_RDWR)
-            current.client.close()
+            current.client.abandon()
         self._thread.join(2 * RETRY_S)
 
     def _run(self) -> None:
@@ -195,6 +227,7 @@ class StoreLink:
             if self.current is attachment:
                 self.current = None
                 attachment.slab.close()
+                attachment.catalog.close()
                 attachment.client.close()
                 logger.warning("the node's store has gone; requests recompute until it is back")
 
@@ -202,8 +235,9 @@ class StoreLink:
         address, role, slot_bytes, block_tokens = self._arguments
         client = StoreClient(address, role)
         try:
-            slab_id, slab = client.open_slab(slot_bytes, block_tokens)
+            slab_id, slab, catalog = client.open_slab(slot_bytes, block_tokens)
         except BaseException:
             client.close()
             raise
-        return Attachment(client, slab_id, slab, LeaseRow(slab, client.client_id))
+        leases = LeaseRow(slab, client.client_id)
+        return Attachment(client, slab_id, slab, leases, catalog, address)

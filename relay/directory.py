@@ -1,12 +1,38 @@
 """The directory's core: which node holds which block. Soft state, sans I/O.
 
-Stores publish changes in batches under their incarnation. A store that comes back has a
-new incarnation and starts empty, so its first batch replaces all that was known of it; a
-directory that comes back knows no incarnation, refuses changes, and is told everything.
+Stores publish changes in batches under their incarnation, and watch what others publish. A
+store that comes back has a new incarnation and starts empty, so its first batch replaces
+all that was known of it; a directory that comes back knows no incarnation, refuses changes,
+and is told everything. A store that has been silent for `silence_s` is gone until it speaks.
+
+Watchers hold a cursor into the log of batches. A cursor that the log does not reach back
+to, or that another directory gave out, is answered with everything.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+SILENCE_S = 3.0
+_LOG_BLOCKS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBlock:
+    """What others must know of a block to match it against a prompt.
+
+    Attributes:
+        key: its identity.
+        parent: key of the block before; `NO_KEY` if it may only match as a whole.
+        tokens: packed ids.
+        block_tokens: tokens of a full block.
+    """
+
+    key: bytes
+    parent: bytes
+    tokens: bytes
+    block_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,56 +41,132 @@ class Batch:
 
     Attributes:
         node_id: the store's node.
-        incarnation: the store's, 16 bytes.
+        incarnation: the store's, 16 bytes; empty says that the node is gone.
         whole: the batch lists everything the store holds; else it lists changes.
-        added, removed: block keys.
+        added: blocks that can be had there now.
+        removed: keys that cannot any more.
+        transports: ways of reading from this store, by name.
     """
 
     node_id: str
     incarnation: bytes
     whole: bool
-    added: tuple[bytes, ...]
-    removed: tuple[bytes, ...]
+    added: tuple[PublishedBlock, ...] = ()
+    removed: tuple[bytes, ...] = ()
+    transports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A position in one directory's log."""
+
+    directory: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a watcher has to take in, in order.
+
+    Attributes:
+        cursor: where to go on from.
+        everything: forget all that is known first.
+        batches: a batch without incarnation removes its node.
+    """
+
+    cursor: Cursor
+    everything: bool
+    batches: tuple[Batch, ...]
+
+
+@dataclass(slots=True)
+class _Node:
+    incarnation: bytes
+    transports: tuple[str, ...]
+    heard_s: float
+    blocks: dict[bytes, PublishedBlock] = field(default_factory=dict)
 
 
 class DirectoryCore:
-    """Key to nodes."""
+    """Nodes, what they hold, and the log that watchers follow."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[bytes, set[str]] = {}
-        self._held: dict[str, set[bytes]] = {}
-        self._incarnations: dict[str, bytes] = {}
+    def __init__(self, now_s: Callable[[], float], silence_s: float = SILENCE_S) -> None:
+        """`now_s` is a monotonic clock."""
+        self._name = secrets.token_hex(8)
+        self._now_s = now_s
+        self._silence_s = silence_s
+        self._nodes: dict[str, _Node] = {}
+        self._places: dict[bytes, set[str]] = {}
+        self._log: deque[tuple[int, Batch]] = deque()
+        self._logged_blocks = 0
+        self._number = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """The end of the log."""
+        return Cursor(self._name, self._number)
 
     def publish(self, batch: Batch) -> bool:
         """Take a batch in; False asks the store to publish everything."""
-        known = self._incarnations.get(batch.node_id) == batch.incarnation
-        if not batch.whole and not known:
-            return False
+        node = self._nodes.get(batch.node_id)
+        known = node is not None and node.incarnation == batch.incarnation
         if batch.whole:
-            self.forget(batch.node_id)
-            self._incarnations[batch.node_id] = batch.incarnation
-        held = self._held.setdefault(batch.node_id, set())
+            self._drop(batch.node_id)
+            node = _Node(batch.incarnation, batch.transports, self._now_s())
+            self._nodes[batch.node_id] = node
+        elif node is None or not known:
+            return False
+        node.heard_s = self._now_s()
         for key in batch.removed:
-            self._discard(key, batch.node_id)
-            held.discard(key)
-        for key in batch.added:
-            self._nodes.setdefault(key, set()).add(batch.node_id)
-            held.add(key)
+            if node.blocks.pop(key, None) is not None:
+                self._unplace(key, batch.node_id)
+        for block in batch.added:
+            node.blocks[block.key] = block
+            self._places.setdefault(block.key, set()).add(batch.node_id)
+        if batch.whole or batch.added or batch.removed or batch.transports != node.transports:
+            node.transports = batch.transports
+            self._append(batch)
         return True
+
+    def expire(self) -> list[str]:
+        """Forget nodes that have been silent for too long; which."""
+        late = self._now_s() - self._silence_s
+        gone = [node_id for node_id, node in self._nodes.items() if node.heard_s < late]
+        for node_id in gone:
+            self._drop(node_id)
+            self._append(Batch(node_id, b"", True))
+        return gone
+
+    def changes(self, cursor: Cursor | None, watcher: str) -> Changes:
+        """What happened since `cursor`, without the watcher's own batches."""
+        reached = self._log[0][0] if self._log else self._number + 1
+        if cursor is None or cursor.directory != self._name or cursor.number + 1 < reached:
+            batches = tuple(
+                Batch(
+                    node_id,
+                    node.incarnation,
+                    True,
+                    tuple(node.blocks.values()),
+                    transports=node.transports,
+                )
+                for node_id, node in self._nodes.items()
+                if node_id != watcher
+            )
+            return Changes(self.cursor, True, batches)
+        batches = tuple(
+            batch
+            for number, batch in self._log
+            if number > cursor.number and batch.node_id != watcher
+        )
+        return Changes(self.cursor, False, batches)
 
     def lookup(self, keys: Sequence[bytes]) -> list[list[str]]:
         """Nodes that hold each key, sorted."""
-        return [sorted(self._nodes.get(key, ())) for key in keys]
-
-    def forget(self, node_id: str) -> None:
-        """Drop all that is known of a node."""
-        for key in self._held.pop(node_id, ()):
-            self._discard(key, node_id)
-        self._incarnations.pop(node_id, None)
+        return [sorted(self._places.get(key, ())) for key in keys]
 
     def stats(self) -> dict[str, int]:
         """Counts for status displays."""
-        return {"keys": len(self._nodes), "nodes": len(self._incarnations)}
+        return {"keys": len(self._places), "nodes": len(self._nodes)}
 
     def check_integrity(self) -> None:
         """Both maps must say the same.
@@ -72,14 +174,27 @@ class DirectoryCore:
         Raises:
             AssertionError: they do not.
         """
-        forward = {(key, node) for key, nodes in self._nodes.items() for node in nodes}
-        backward = {(key, node) for node, keys in self._held.items() for key in keys}
-        if forward != backward or not all(self._nodes.values()):
+        forward = {(key, node) for key, nodes in self._places.items() for node in nodes}
+        backward = {(key, name) for name, node in self._nodes.items() for key in node.blocks}
+        if forward != backward or not all(self._places.values()):
             raise AssertionError("the directory's two maps differ")
 
-    def _discard(self, key: bytes, node_id: str) -> None:
-        nodes = self._nodes.get(key)
-        if nodes is not None:
-            nodes.discard(node_id)
-            if not nodes:
-                del self._nodes[key]
+    def _append(self, batch: Batch) -> None:
+        self._number += 1
+        self._log.append((self._number, batch))
+        self._logged_blocks += len(batch.added) + len(batch.removed)
+        while self._logged_blocks > _LOG_BLOCKS and len(self._log) > 1:
+            _, old = self._log.popleft()
+            self._logged_blocks -= len(old.added) + len(old.removed)
+
+    def _drop(self, node_id: str) -> None:
+        node = self._nodes.pop(node_id, None)
+        for key in node.blocks if node is not None else ():
+            self._unplace(key, node_id)
+
+    def _unplace(self, key: bytes, node_id: str) -> None:
+        places = self._places.get(key)
+        if places is not None:
+            places.discard(node_id)
+            if not places:
+                del self._places[key]

@@ -4,27 +4,32 @@ Carried over a SOCK_SEQPACKET Unix socket with an abstract name, one message a p
 msgpack. The client speaks, the store answers each message with one reply:
 
     Hello     -> Welcome         first on every connection
-    OpenSlab  -> SlabOpened      carries the slab's memfd
+    OpenSlab  -> SlabOpened      carries the memfds of the slab and of the catalog beside it
     Reserve   -> Reserved
     Commit    -> Done
     Abort     -> Done
     Drop      -> Done            for operators and fault tests
     Stats     -> StatsReply
     Check     -> Done            runs check_integrity()
+    Fetch     -> Landed ...      as blocks come in from other nodes, and at last
+              -> FetchEnded
+    EndFetch                     no answer: the client needs no more of it, or has copied it
 
-Failed answers anything the store refuses; the connection stays usable. A packet that does
-not parse closes the connection. When a connection closes, the store takes back what the
-client had reserved or leased.
+Fetch goes over a connection that is used for nothing else. Failed answers anything the
+store refuses; the connection stays usable. A packet that does not parse closes the
+connection. When a connection closes, the store takes back what the client had reserved or
+leased.
 
-Look-ups and loads send nothing: they read the slab. Why a socket and not Ray actor calls:
-the kernel tells the store at once when a client dies, memory can be passed as a descriptor
-(so no file is left behind), and no engine process has to join Ray.
+Look-ups, and loads of what this node holds, send nothing: they read the slab. Why a socket
+and not Ray actor calls: the kernel tells the store at once when a client dies, memory can be
+passed as a descriptor (so no file is left behind), and no engine process has to join Ray.
 """
 
 import msgspec
 
 MAX_PACKET_BYTES = 160 * 1024
 MAX_KEYS = 256  # in one Reserve, Commit or Drop
+MAX_FETCH_KEYS = 4096
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -49,7 +54,7 @@ class OpenSlab(msgspec.Struct, tag=True, frozen=True):
 
 
 class SlabOpened(msgspec.Struct, tag=True, frozen=True):
-    """The slab's number; its descriptor comes as ancillary data."""
+    """The slab's number; descriptors, the slab's and its catalog's, come as ancillary data."""
 
     slab_id: int
 
@@ -106,6 +111,67 @@ class Check(msgspec.Struct, tag=True, frozen=True):
     """Ask the store to check its integrity."""
 
 
+class Fetch(msgspec.Struct, tag=True, frozen=True):
+    """Bring these blocks, in order, from other nodes into the slab.
+
+    Attributes:
+        number: the client's own, not used for anything else that is under way.
+        deadline_ns: on this node's monotonic clock; what has not landed by then is given up.
+    """
+
+    number: int
+    slab_id: int
+    keys: list[bytes]
+    deadline_ns: int
+
+
+class EndFetch(msgspec.Struct, tag=True, frozen=True):
+    """What has landed may be evicted, what has not need not."""
+
+    number: int
+
+
+class LandedBlock(msgspec.Struct, frozen=True):
+    """A block that is sealed in the slab, and verified."""
+
+    key: bytes
+    slot: int
+    state: int
+    checksum: bytes
+
+
+class Landed(msgspec.Struct, tag=True, frozen=True):
+    """More of a fetch has come; leased for the client until EndFetch or the deadline."""
+
+    number: int
+    blocks: list[LandedBlock]
+
+
+class FetchEnded(msgspec.Struct, tag=True, frozen=True):
+    """No more will come.
+
+    Attributes:
+        failure: why not all has come, a `kvrelay.policies.Reason`; empty if all has.
+        sources: nodes that blocks came from.
+        transport, path, codec: how they came, comma-separated if it was not one way only.
+        num_bytes: KV bytes that came from other nodes.
+        wire_bytes: bytes that were moved for them.
+        queue_s: waited for others' reads from the same source.
+        transfer_s: from the first question to a source until the last block was verified.
+    """
+
+    number: int
+    failure: str = ""
+    sources: tuple[str, ...] = ()
+    transport: str = ""
+    path: str = ""
+    codec: str = ""
+    num_bytes: int = 0
+    wire_bytes: int = 0
+    queue_s: float = 0.0
+    transfer_s: float = 0.0
+
+
 class Done(msgspec.Struct, tag=True, frozen=True):
     """It was done; `count` says to how many, where that is of interest."""
 
@@ -124,8 +190,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-Request = Hello | OpenSlab | Reserve | Commit | Abort | Drop | Stats | Check
-Reply = Welcome | SlabOpened | Reserved | Done | StatsReply | Failed
+Request = Hello | OpenSlab | Reserve | Commit | Abort | Drop | Stats | Check | Fetch | EndFetch
+Reply = Welcome | SlabOpened | Reserved | Done | StatsReply | Landed | FetchEnded | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -24,7 +24,14 @@ class RelayRecord:
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
         num_bytes: bytes copied for the relay.
-        load_path: where they came from: `arena` (this node's shared memory), else None.
+        load_path: where they came from: `arena` (this node's shared memory), `nodes` (others'
+            stores, by way of it), else None.
+        sources: those other nodes.
+        transport, path, codec: how their bytes came; the path as it was attested.
+        fetched_bytes: KV bytes that came from other nodes.
+        wire_bytes: bytes moved between nodes for them.
+        transfer_queue_s: waited for other reads from the same source.
+        transfer_s: from the first question to a source to the last block verified here.
         lookup_s: time of the look-up.
         queue_s: from arrival to the first decision.
         load_wait_s: from handing the load over to its first copy.
@@ -45,6 +52,14 @@ class RelayRecord:
     tail_tokens: int = 0
     num_bytes: int = 0
     load_path: str | None = None
+    sources: tuple[str, ...] = ()
+    transport: str = ""
+    path: str = ""
+    codec: str = ""
+    fetched_bytes: int = 0
+    wire_bytes: int = 0
+    transfer_queue_s: float = 0.0
+    transfer_s: float = 0.0
     lookup_s: float = 0.0
     queue_s: float = 0.0
     load_wait_s: float = 0.0

@@ -9,11 +9,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from kvrelay.policies import Reason
 from kvrelay.relay import protocol
+from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.errors import ArenaError, ProtocolError, RelayError
 from kvrelay.relay.store import Entry, StoreCore
 
@@ -23,6 +25,19 @@ _CREDENTIALS = struct.Struct("3i")
 _POPULATE_STEP_BYTES = 16 << 20
 
 
+class FetchDesk(Protocol):
+    """Who brings blocks from other nodes. All methods run in the store's thread; none waits."""
+
+    def begin(self, client_id: int, fetch: protocol.Fetch) -> None:
+        """Start bringing what a client asks for; answers through `StoreServer.push`."""
+
+    def end(self, client_id: int, number: int) -> None:
+        """The client has what it needs."""
+
+    def gone(self, client_id: int) -> None:
+        """The client's connection has ended."""
+
+
 class StoreServer:
     """Serves one `StoreCore` under an abstract socket name.
 
@@ -30,13 +45,28 @@ class StoreServer:
     except through `call`, which runs a function in it.
     """
 
-    def __init__(self, core: StoreCore, address: str) -> None:
+    def __init__(
+        self,
+        core: StoreCore,
+        address: str,
+        catalog: Catalog | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         """Bind and start.
+
+        Args:
+            core: the store.
+            address: name of the socket.
+            catalog: what other nodes hold; its descriptors go to clients.
+            on_change: called when blocks have come or gone, in the store's thread.
 
         Raises:
             ArenaError: somebody else serves this address.
         """
         self._core = core
+        self._catalog = catalog or Catalog(core.incarnation)
+        self._on_change = on_change
+        self._desk: FetchDesk | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._listener.bind("\0" + address)
@@ -79,6 +109,21 @@ class StoreServer:
             raise failure[0]
         return outcome[0]
 
+    def attach(self, desk: FetchDesk) -> None:
+        """Have fetches brought by `desk`; without one they fail."""
+        self._desk = desk
+
+    def push(self, client_id: int, message: protocol.Reply) -> bool:
+        """Send a client what it waits for; False if it has gone. Only within `call`."""
+        for connection, number in self._clients.items():
+            if number == client_id:
+                try:
+                    connection.send(protocol.encode(message))
+                except OSError:  # it has gone, or reads nothing: the fetch ends by its deadline
+                    return False
+                return True
+        return False
+
     def close(self) -> None:
         """Stop serving; mapped slabs stay readable by whoever has them."""
         self._closing = True
@@ -99,9 +144,12 @@ class StoreServer:
                         self._run_calls()
                     elif isinstance(connection, socket.socket):
                         self._serve(selector, connection)
+                if self._core.has_events:
+                    self._on_change()
         for connection in [*self._clients, self._listener, self._wake_reader, self._wake_writer]:
             connection.close()
         self._core.close()
+        self._catalog.close()
 
     def _run_calls(self) -> None:
         with self._calls_lock:
@@ -127,6 +175,8 @@ class StoreServer:
         connection.close()
         if client_id is not None:
             self._core.disconnect(client_id)
+            if self._desk is not None:
+                self._desk.gone(client_id)
 
     def _serve(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         try:
@@ -142,6 +192,7 @@ class StoreServer:
             self._drop_client(selector, connection)
             return
         fds: list[int] = []
+        reply: protocol.Reply | None
         try:
             reply = self._answer(connection, message, fds)
         except (RelayError, AssertionError) as error:
@@ -149,6 +200,8 @@ class StoreServer:
         except Exception as error:
             logger.exception("the store failed on a message")
             reply = protocol.Failed(f"internal error: {error!r}")
+        if reply is None:
+            return
         with contextlib.suppress(OSError):  # the client has gone; the next recv says so
             if fds:
                 socket.send_fds(connection, [protocol.encode(reply)], fds)
@@ -157,7 +210,7 @@ class StoreServer:
 
     def _answer(
         self, connection: socket.socket, message: protocol.Request, fds: list[int]
-    ) -> protocol.Reply:
+    ) -> protocol.Reply | None:
         core = self._core
         if isinstance(message, protocol.Hello):
             if self._clients[connection] is not None:
@@ -171,7 +224,7 @@ class StoreServer:
         match message:
             case protocol.OpenSlab(slot_bytes=slot_bytes, block_tokens=block_tokens):
                 slab_id = core.open_slab(slot_bytes, block_tokens)
-                fds.append(core.slab(slab_id).fd)
+                fds += [core.slab(slab_id).fd, self._catalog.slab(block_tokens).fd]
                 self._populate(slab_id)
                 return protocol.SlabOpened(slab_id)
             case protocol.Reserve(slab_id=slab_id, keys=keys):
@@ -194,7 +247,22 @@ class StoreServer:
             case protocol.Check():
                 core.check_integrity()
                 return protocol.Done()
+            case protocol.Fetch() | protocol.EndFetch():
+                return self._fetch(client, message)
         raise ProtocolError(f"{type(message).__name__} is not expected here")
+
+    def _fetch(
+        self, client: int, message: protocol.Fetch | protocol.EndFetch
+    ) -> protocol.Reply | None:
+        desk = self._desk
+        if isinstance(message, protocol.EndFetch):
+            if desk is not None:
+                desk.end(client, message.number)
+        elif desk is None or len(message.keys) > protocol.MAX_FETCH_KEYS:
+            return protocol.FetchEnded(message.number, str(Reason.NO_SOURCE))
+        else:
+            desk.begin(client, message)
+        return None
 
     def _populate(self, slab_id: int) -> None:
         """Touch a new slab's pages in the background, as far as the capacity goes."""

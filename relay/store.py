@@ -21,6 +21,7 @@ from enum import StrEnum
 import numpy as np
 
 from kvrelay.relay.arena import INCARNATION_BYTES, MAX_CLIENTS, Slab, SlabGeometry, SlotHeader
+from kvrelay.relay.directory import PublishedBlock
 from kvrelay.relay.errors import ArenaError, ProtocolError
 from kvrelay.relay.index import IndexWriter, find
 from kvrelay.relay.keys import KEY_BYTES, TOKEN_BYTES, BlockKey
@@ -130,10 +131,9 @@ class StoreCore:
         Raises:
             ProtocolError: a slot would not fit the capacity, or there are too many slabs.
         """
-        for slab_id, state in enumerate(self._slabs):
-            g = state.slab.geometry
-            if (g.slot_bytes, g.block_tokens) == (slot_bytes, block_tokens):
-                return slab_id
+        known = self.find_slab(slot_bytes, block_tokens)
+        if known is not None:
+            return known
         if not 0 < slot_bytes <= self.capacity_bytes or block_tokens < 1:
             raise ProtocolError(
                 f"a block of {slot_bytes} bytes does not fit relay.capacity_bytes="
@@ -147,6 +147,14 @@ class StoreCore:
         free = list(range(num_slots - 1, -1, -1))
         self._slabs.append(_SlabState(slab, IndexWriter(slab), free))
         return len(self._slabs) - 1
+
+    def find_slab(self, slot_bytes: int, block_tokens: int) -> int | None:
+        """The number of the slab for these sizes, if there is one."""
+        for slab_id, state in enumerate(self._slabs):
+            g = state.slab.geometry
+            if (g.slot_bytes, g.block_tokens) == (slot_bytes, block_tokens):
+                return slab_id
+        return None
 
     def slab(self, slab_id: int) -> Slab:
         """A slab by number.
@@ -231,6 +239,21 @@ class StoreCore:
                 self._unreserve(state, slot)
                 self.counters["aborted"] += 1
 
+    def disown(self, client_id: int, slab_id: int, slots: Sequence[int]) -> None:
+        """Keep reserved slots from use, but let their keys be reserved anew elsewhere.
+
+        For slots that somebody may still write to although nobody waits for them any more.
+        """
+        state = self._state(slab_id)
+        for slot in slots:
+            owner, key = state.reserved[slot]
+            if owner != client_id:
+                raise ProtocolError(f"slot {slot} is reserved for another client")
+            nobody = secrets.token_bytes(KEY_BYTES)
+            del state.pending[key]
+            state.pending[nobody] = slot
+            state.reserved[slot] = (owner, nobody)
+
     # Removing
 
     def drop(self, keys: Sequence[bytes]) -> int:
@@ -252,6 +275,30 @@ class StoreCore:
     def keys(self) -> list[bytes]:
         """Keys of all sealed blocks."""
         return [key for state in self._slabs for key in state.sealed]
+
+    def held(self, slab_id: int, key: bytes) -> SlotHeader | None:
+        """The sealed slot of a key in one slab."""
+        state = self._state(slab_id)
+        slot = state.sealed.get(key)
+        return None if slot is None else state.slab.read_header(slot)
+
+    def published(self, keys: Sequence[bytes]) -> list[PublishedBlock]:
+        """What other nodes must know of those of these blocks that are held."""
+        found = []
+        for key in keys:
+            for state in self._slabs:
+                header = state.slab.read_header(state.sealed[key]) if key in state.sealed else None
+                if header is not None:
+                    size = state.slab.geometry.block_tokens
+                    tokens = state.slab.tokens(header)
+                    found.append(PublishedBlock(key, header.parent, tokens, size))
+                    break
+        return found
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` has something to say."""
+        return bool(self._added or self._removed)
 
     def take_events(self) -> StoreEvents:
         """Changes since the last call."""

@@ -1,37 +1,48 @@
 """Loads under way in a worker: copied block by block by whoever has time.
 
-A thread copies, and the engine's main thread helps while it has nothing to compute. Sans
-vLLM. A load is reported once nobody is copying for it any more: complete, failed, past its
+A thread copies, and the engine's main thread helps while it has nothing to compute. Blocks of
+other nodes are copied as they land in this node's arena, while later ones are on the wire.
+Sans vLLM. A load is reported once nobody is copying for it any more: complete, failed, past its
 deadline or cancelled, and never later than one block's copy after its deadline.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvrelay.policies import Reason
-from kvrelay.relay.arena import Slab
+from kvrelay.relay.client import Attachment
 from kvrelay.relay.connector.blocks import BlockMemory
+from kvrelay.relay.connector.fetches import Fetches
 from kvrelay.relay.connector.metadata import LoadBlock, LoadJob, LoadOutcome
+from kvrelay.relay.protocol import FetchEnded, LandedBlock
 
 
 @dataclass(slots=True)
 class _Load:
     job: LoadJob
+    number: int
+    blocks: list[LoadBlock]
+    ready: deque[int]
+    absent: dict[bytes, int]  # what has to come from other nodes: key to block number
     arrived_s: float
+    is_remote: bool
     started_s: float | None = None
-    next: int = 0
     copying: int = 0
+    fetched: FetchEnded | None = None
     loaded: set[int] = field(default_factory=set)
     failure: Reason | None = None
+    shortfall: Reason | None = None  # why not all came; what did come is still copied
     corrupt: list[bytes] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
         """Nobody may start another copy."""
-        return self.failure is not None or self.next == len(self.job.blocks)
+        if self.failure is not None:
+            return True
+        return not self.ready and (self.fetched is not None or not self.is_remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +59,45 @@ class Loads:
     def __init__(
         self,
         blocks: BlockMemory,
-        slab: Callable[[], Slab | None],
+        attachment: Callable[[], Attachment | None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`slab` gives the slab that is mapped now, None while there is no store."""
+        """`attachment` gives the store's as it is now, None while there is none."""
         self.copy_cpu_s = 0.0
         self._blocks = blocks
-        self._slab = slab
+        self._attachment = attachment
         self._clock_ns = clock_ns
         self._lock = threading.Condition()
         self._active: deque[_Load] = deque()
+        self._next_number = 0
+        self._fetches = Fetches(self._on_landed, self._on_ended)
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kvrelay-load", daemon=True)
         self._thread.start()
 
     def submit(self, job: LoadJob) -> None:
         """Start a load."""
+        ready = deque(n for n, block in enumerate(job.blocks) if block.slot is not None)
+        absent = {block.key: n for n, block in enumerate(job.blocks) if block.slot is None}
         with self._lock:
-            self._active.append(_Load(job, time.perf_counter()))
+            self._next_number += 1
+            load = _Load(
+                job,
+                self._next_number,
+                list(job.blocks),
+                ready,
+                absent,
+                time.perf_counter(),
+                bool(absent),
+            )
+            self._active.append(load)
             self._lock.notify_all()
+        if absent:
+            attachment = self._attachment()
+            if attachment is None:
+                self._on_ended(load.number, FetchEnded(load.number, str(Reason.STORE_UNAVAILABLE)))
+            else:
+                self._fetches.start(attachment, load.number, list(absent), job.deadline_ns)
 
     def cancel(self, request_ids: set[str]) -> None:
         """Give up the loads of these requests; they are still reported."""
@@ -98,6 +129,9 @@ class Loads:
             finished = [load for load in self._active if load.over and not load.copying]
             for load in finished:
                 self._active.remove(load)
+        for load in finished:
+            if load.is_remote:
+                self._fetches.end(load.number)
         return [self._finish(load) for load in finished]
 
     def __len__(self) -> int:
@@ -108,12 +142,37 @@ class Loads:
         with self._lock:
             self._closing = True
             self._lock.notify_all()
+        self._fetches.close()
         self._thread.join(5)
+
+    def _on_landed(self, number: int, blocks: Sequence[LandedBlock]) -> None:
+        with self._lock:
+            load = next((load for load in self._active if load.number == number), None)
+            for block in blocks if load is not None else ():
+                at = load.absent.pop(block.key, None) if load is not None else None
+                if at is not None and load is not None:
+                    load.blocks[at] = replace(
+                        load.blocks[at],
+                        slot=block.slot,
+                        state=block.state,
+                        checksum=block.checksum,
+                    )
+                    load.ready.append(at)
+            self._lock.notify_all()
+
+    def _on_ended(self, number: int, ended: FetchEnded) -> None:
+        with self._lock:
+            load = next((load for load in self._active if load.number == number), None)
+            if load is not None:
+                load.fetched = ended
+                if load.absent and load.failure is None:
+                    load.shortfall = _reason(ended.failure)
+            self._lock.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not self._closing and all(load.over for load in self._active):
+                while not self._closing and not any(self._copyable(load) for load in self._active):
                     self._lock.wait()
                 if self._closing:
                     return
@@ -126,19 +185,22 @@ class Loads:
             if not load.over and now_ns > load.job.deadline_ns:
                 load.failure = Reason.LOAD_DEADLINE
 
+    @staticmethod
+    def _copyable(load: _Load) -> bool:
+        return not load.over and bool(load.ready)
+
     def _copy_one(self) -> bool:
         """Copy the next block of the oldest load that has one; False if there is none."""
         with self._lock:
             self._expire()
-            load = next((load for load in self._active if not load.over), None)
+            load = next((load for load in self._active if self._copyable(load)), None)
             if load is None:
                 return False
-            number = load.next
-            load.next += 1
+            number = load.ready.popleft()
             load.copying += 1
             if load.started_s is None:
                 load.started_s = time.perf_counter()
-        block = load.job.blocks[number]
+        block = load.blocks[number]
         try:
             failure = self._copy(load.job, block)
         except Exception:
@@ -156,8 +218,9 @@ class Loads:
 
     def _copy(self, job: LoadJob, block: LoadBlock) -> Reason | None:
         """Copy one block and verify what arrived; why it is not good, or None."""
-        slab = self._slab()
-        if slab is None or slab.incarnation != job.incarnation:
+        attachment = self._attachment()
+        slab = attachment.slab if attachment is not None else None
+        if slab is None or slab.incarnation != job.incarnation or block.slot is None:
             return Reason.STORE_UNAVAILABLE
         if slab.state(block.slot) != block.state:
             return Reason.LOAD_EVICTED
@@ -177,8 +240,16 @@ class Loads:
             num_bytes=len(load.loaded) * self._blocks.slot_bytes,
             wait_s=started_s - load.arrived_s,
             copy_s=now_s - started_s,
-            failure=load.failure,
+            failure=load.failure or load.shortfall,
             corrupt_keys=tuple(load.corrupt),
+            fetched=load.fetched,
         )
         failed = [block.block_id for block in blocks[num_loaded:]]
         return FinishedLoad(outcome, failed)
+
+
+def _reason(name: str) -> Reason:
+    try:
+        return Reason(name)
+    except ValueError:
+        return Reason.TRANSFER_FAILED

@@ -8,14 +8,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvrelay.policies import Reason
+from kvrelay.relay.protocol import FetchEnded
 
 
 @dataclass(frozen=True, slots=True)
 class LoadBlock:
-    """Copy a slot into an engine block; state and checksum are what look-up found."""
+    """Copy a slot into an engine block; state and checksum are what look-up found.
+
+    Without a slot the block has to come from another node first.
+    """
 
     block_id: int
-    slot: int
+    slot: int | None
     state: int
     checksum: bytes
     key: bytes
@@ -55,7 +59,8 @@ class RelayMetadata(KVConnectorMetadata):
 class LoadOutcome:
     """How a load ended. `num_loaded` blocks from the first on are good; `failure` is None if
     all are. `wait_s` is from the job's arrival to its first copy, `copy_s` to its last.
-    The worker has the store forget `corrupt_keys`."""
+    The worker has the store forget `corrupt_keys`. `fetched` tells of blocks that came from
+    other nodes."""
 
     request_id: str
     num_loaded: int
@@ -64,6 +69,7 @@ class LoadOutcome:
     copy_s: float
     failure: Reason | None
     corrupt_keys: tuple[bytes, ...] = ()
+    fetched: FetchEnded | None = None
 
 
 @dataclass(frozen=True, slots=True)

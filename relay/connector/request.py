@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LeasedMatch:
-    """A match whose slots are leased until it is released."""
+    """A match whose slots on this node are leased until it is released."""
 
     attachment: Attachment
     match: Match
 
     def release(self) -> None:
         """Give the leases back."""
-        for header in self.match.headers:
+        for header in self.match.local:
             self.attachment.leases.release(header.slot)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvrelay.policies import Arm, Candidate, Reason, RelayView, parse_policy
 from kvrelay.policies.decision import Decision, recompute
 from kvrelay.relay import index
-from kvrelay.relay.blocks import BlockChain, match
+from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.client import StoreLink
 from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
 from kvrelay.relay.connector.identity import AdapterDigests
@@ -231,18 +231,30 @@ class SchedulerHalf:
         if chain is None:
             return recompute(Reason.UNSUPPORTED_REQUEST)
         found = match(
-            attachment.slab, chain, request.all_token_ids, num_local, request.num_tokens - 1
+            (attachment.slab, attachment.catalog),
+            chain,
+            request.all_token_ids,
+            num_local,
+            request.num_tokens - 1,
         )
         if found is None or found.num_tokens <= num_local:
             return recompute(Reason.LOCAL_HIT if num_local else Reason.NO_SOURCE)
         if len(self._loading) >= self._settings.max_loads_in_flight:
             return recompute(Reason.LOADS_IN_FLIGHT)
         slot_bytes = attachment.slab.geometry.slot_bytes
+        plans: dict[int, tuple[str, Match]] = {}
+        for place, plan in (
+            ("nodes" if found.elsewhere else "arena", found),
+            ("arena", found.here(num_local, self._block_tokens)),
+        ):
+            if plan is not None and plan.num_tokens > num_local:
+                plans.setdefault(plan.num_tokens - num_local, (place, plan))
         view = RelayView(
             prompt_tokens=request.num_tokens,
             local_tokens=num_local,
-            candidates=(
-                Candidate("arena", found.num_tokens - num_local, len(found.headers) * slot_bytes),
+            candidates=tuple(
+                Candidate(place, num_tokens, len(plan.headers) * slot_bytes)
+                for num_tokens, (place, plan) in plans.items()
             ),
             requests_waiting=sum(not other.admitted for other in self._tracked.values()),
             requests_running=sum(other.admitted for other in self._tracked.values()),
@@ -253,16 +265,17 @@ class SchedulerHalf:
         decision = self._policy.decide(view)
         if decision.arm is not Arm.RELAY:
             return decision
-        if decision.num_tokens != found.num_tokens - num_local:
+        if decision.num_tokens not in plans:
             raise RuntimeError(f"{self._policy.name} asks for {decision.num_tokens} tokens")
+        _, chosen = plans[decision.num_tokens]
         now_ns = time.monotonic_ns()
         until_ns = now_ns + int(self._settings.load_deadline_s * 1e9) + LEASE_GRACE_NS
-        for depth, header in enumerate(found.headers):
+        for depth, header in enumerate(chosen.local):
             attachment.leases.take(header.slot, until_ns)
             # Deeper blocks count as older, so that eviction never takes a parent first.
             attachment.slab.accesses[header.slot] = now_ns - depth
-        tracked.plan = LeasedMatch(attachment, found)
-        if any(attachment.slab.state(h.slot) != h.state for h in found.headers):
+        tracked.plan = LeasedMatch(attachment, chosen)
+        if any(attachment.slab.state(h.slot) != h.state for h in chosen.local):
             tracked.release_plan()  # evicted between look-up and lease
             return recompute(Reason.LOAD_EVICTED)
         return decision
@@ -271,9 +284,18 @@ class SchedulerHalf:
         plan = tracked.plan
         if plan is None:
             raise RuntimeError("vLLM loads tokens that were not offered")
+        elsewhere = plan.match.elsewhere
         blocks = tuple(
-            LoadBlock(block_id, header.slot, header.state, header.checksum, header.key)
-            for block_id, header in zip(block_ids, plan.match.headers, strict=True)
+            LoadBlock(
+                block_id,
+                None if number in elsewhere else header.slot,
+                header.state,
+                header.checksum,
+                header.key,
+            )
+            for number, (block_id, header) in enumerate(
+                zip(block_ids, plan.match.headers, strict=True)
+            )
         )
         deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
         incarnation = plan.attachment.slab.incarnation
@@ -402,6 +424,7 @@ class SchedulerHalf:
             reason = Reason.LOAD_CANCELLED
         relayed = min(relayed, prompt - tracked.local_tokens)
         cost = self._worker_cost
+        fetched = outcome.fetched if outcome is not None else None
         return RelayRecord(
             agent=self._settings.agent,
             policy=self._policy.name,
@@ -414,7 +437,15 @@ class SchedulerHalf:
             relayed_tokens=relayed,
             tail_tokens=tail,
             num_bytes=num_bytes,
-            load_path="arena" if relayed else None,
+            load_path=("nodes" if fetched and fetched.num_bytes else "arena") if relayed else None,
+            sources=fetched.sources if fetched else (),
+            transport=fetched.transport if fetched else "",
+            path=fetched.path if fetched else "",
+            codec=fetched.codec if fetched else "",
+            fetched_bytes=fetched.num_bytes if fetched else 0,
+            wire_bytes=fetched.wire_bytes if fetched else 0,
+            transfer_queue_s=fetched.queue_s if fetched else 0.0,
+            transfer_s=fetched.transfer_s if fetched else 0.0,
             lookup_s=tracked.lookup_s,
             queue_s=max(0.0, tracked.decided_s - tracked.arrived_s),
             load_wait_s=outcome.wait_s if outcome else 0.0,

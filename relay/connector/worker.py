@@ -2,7 +2,6 @@
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,9 +18,6 @@ from kvrelay.relay.connector.metadata import (
     WorkerReport,
 )
 from kvrelay.relay.connector.saves import Saves
-
-if TYPE_CHECKING:
-    from kvrelay.relay.arena import Slab
 
 logger = logging.getLogger(__name__)
 # A step without tokens would spin: one parked request cost two cores in three (measured).
@@ -68,7 +64,7 @@ class WorkerHalf:
             )
             return
         self._blocks = blocks
-        self._loads = Loads(blocks, self._slab)
+        self._loads = Loads(blocks, lambda: self._link.current)
         self._saves = Saves(blocks, lambda: self._link.current)
 
     @guarded(lambda: None)
@@ -155,7 +151,3 @@ class WorkerHalf:
             if part is not None:
                 part.close()
         self._link.close()
-
-    def _slab(self) -> "Slab | None":
-        current = self._link.current
-        return current.slab if current is not None else None

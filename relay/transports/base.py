@@ -53,7 +53,7 @@ class Transfer(ABC):
         """How many spans, from the first on, have landed whole.
 
         Raises:
-            TransferError: no more will land.
+            TransferError: no more will land than the last call has told.
         """
 
     @abstractmethod
@@ -75,13 +75,24 @@ class Transport(ABC):
 
     name: ClassVar[str]
 
+    def warm_up(self) -> None:
+        """Do now what the first offer or read would have to wait for; may take a second.
+
+        Raises:
+            TransferError: this transport does not work here.
+        """
+
     @abstractmethod
     def register(self, region: Span) -> None:
         """Make memory known, once, before spans of it are offered or read into."""
 
     @abstractmethod
     def offer(self, spans: Sequence[Span]) -> Offer:
-        """Let a reader read these spans until `withdraw` (source)."""
+        """Let a reader read these spans until `withdraw` (source).
+
+        Raises:
+            TransferError: not now, or not from here.
+        """
 
     @abstractmethod
     def withdraw(self, offer: Offer) -> None:
@@ -109,3 +120,13 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of everything."""
+
+
+def require_same_sizes(offer: Offer, targets: Sequence[Span]) -> None:
+    """Refuse targets that are not as many and as large as what is offered.
+
+    Raises:
+        TransferError: they are not.
+    """
+    if [span.num_bytes for span in offer.spans] != [span.num_bytes for span in targets]:
+        raise TransferError("targets have other sizes than what is offered")

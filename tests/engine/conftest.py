@@ -4,9 +4,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Engine, tiny_llama
+from nodes import Node, Wire
 
 from kvrelay.relay.client import StoreClient
 from kvrelay.relay.server import StoreServer
@@ -48,7 +50,7 @@ def store(server: StoreServer, address: str) -> Iterator[StoreClient]:
 
 
 @pytest.fixture
-def pair(
+def near_pair(
     engines: tuple[Engine, Engine], server: StoreServer, store: StoreClient
 ) -> Iterator[tuple[Engine, Engine]]:
     """Both engines with empty caches; afterwards nothing may be left over in them."""
@@ -64,3 +66,77 @@ def pair(
         assert state == dict.fromkeys(state, 0), state
     stats = store.stats()
     assert (stats["reserved"], stats["leases"]) == (0, 0)
+
+
+@pytest.fixture
+def pair(near_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+    return near_pair
+
+
+class Settled:
+    """An engine after whose every call all nodes have heard of what it saved."""
+
+    def __init__(self, engine: Engine, wire: Wire) -> None:
+        self._engine, self._wire = engine, wire
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._engine, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            answer = function(*args, **kwargs)
+            self._wire.settle()
+            return answer
+
+        return call
+
+
+@pytest.fixture(scope="session")
+def wire() -> Iterator[Wire]:
+    wire = Wire()
+    for name in ("n1", "n2"):
+        wire.add(name)
+    yield wire
+    wire.close()
+
+
+@pytest.fixture(scope="session")
+def distant_engines(model: Path, wire: Wire) -> Iterator[tuple[Engine, Engine]]:
+    addresses = [node.address for node in wire.nodes.values()]
+    pair = tuple(
+        Engine(model, address, {"agent": name})
+        for address, name in zip(addresses, "ab", strict=True)
+    )
+    for engine in pair:
+        engine.wait_ready()
+    yield pair
+    for engine in pair:
+        engine.close()
+
+
+@pytest.fixture
+def distant_pair(
+    distant_engines: tuple[Engine, Engine], wire: Wire
+) -> Iterator[tuple[Settled, Settled]]:
+    """Two engines on two nodes; afterwards nothing may be left over in them or their stores."""
+    for engine in distant_engines:
+        engine.run()
+        assert engine.reset()
+    for node in wire.nodes.values():
+        node.server.call(StoreCore.clear)
+    wire.settle()
+    yield tuple(Settled(engine, wire) for engine in distant_engines)
+    for engine in distant_engines:
+        engine.run()
+        state = engine.state()
+        assert state == dict.fromkeys(state, 0), state
+    end = time.monotonic() + 5
+    while any(_left_over(node) for node in wire.nodes.values()):
+        assert time.monotonic() < end, [_left_over(node) for node in wire.nodes.values()]
+        time.sleep(0.02)
+
+
+def _left_over(node: Node) -> dict[str, int]:
+    node.server.call(StoreCore.check_integrity)
+    stats = node.server.call(StoreCore.stats) | node.transfers.run(node.transfers.stats)
+    names = ("reserved", "leases", "fetches", "loans", "quarantined", "faults")
+    return {name: stats[name] for name in names if stats.get(name)}

@@ -11,6 +11,7 @@ from kvrelay.relay import actor
 from kvrelay.relay.client import StoreClient
 from kvrelay.relay.errors import RelayError
 from kvrelay.relay.keys import child_key, pack_tokens, root_key
+from kvrelay.relay.names import NAMESPACE, directory_name
 from kvrelay.relay.settings import RelaySettings
 from kvrelay.relay.store import Entry
 
@@ -51,7 +52,8 @@ def connected(address: str) -> StoreClient | None:
 
 
 def write(client: StoreClient) -> None:
-    slab_id, slab = client.open_slab(4096, 2)
+    slab_id, slab, catalog = client.open_slab(4096, 2)
+    catalog.close()
     ((key, slot),) = client.reserve(slab_id, [KEY]).granted
     client.commit(
         slab_id, [Entry(slot, key, ROOT, TOKENS, xxhash.xxh3_128_digest(slab.data(slot)))]
@@ -60,7 +62,7 @@ def write(client: StoreClient) -> None:
 
 
 def places() -> list[list[str]]:
-    directory = ray.get_actor(actor._directory_name(), namespace=actor.NAMESPACE)
+    directory = ray.get_actor(directory_name(), namespace=NAMESPACE)
     return ray.get(directory.lookup.remote([KEY]))
 
 
@@ -80,7 +82,7 @@ def test_store_and_directory_come_back_after_a_kill(cluster: None) -> None:
     write(client)
     wait_for(lambda: places() == [[handle.node_id]])
     # The directory is rebuilt by what the store publishes again.
-    directory = ray.get_actor(actor._directory_name(), namespace=actor.NAMESPACE)
+    directory = ray.get_actor(directory_name(), namespace=NAMESPACE)
     ray.kill(directory, no_restart=False)
     wait_for(lambda: _quietly(places) == [[handle.node_id]])
     # The store comes back at the same address, empty, and the directory forgets.

@@ -7,6 +7,12 @@ Pair = tuple[Engine, Engine]
 OTHER = [7, 11, 13, 17]
 
 
+@pytest.fixture(params=["near_pair", "distant_pair"], ids=["one-node", "two-nodes"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """A and B on one node, or each on its own, between stores without Ray (nodes.py)."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.mark.parametrize(
     "length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 1, 20 * BLOCK]
 )
@@ -100,8 +106,8 @@ def test_only_what_is_missing_is_loaded(pair: Pair) -> None:
     )
 
 
-def test_several_engines_saving_one_prefix_store_it_once(pair: Pair, store) -> None:
-    a, b = pair
+def test_several_engines_saving_one_prefix_store_it_once(near_pair: Pair, store) -> None:
+    a, b = near_pair
     prompt = text_tokens(5, 4 * BLOCK)
     a.one(prompt)
     blocks = store.stats()["blocks"]

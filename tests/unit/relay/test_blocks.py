@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.relay.blocks import BlockChain, match
+from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.keys import (
     child_key,
     common_prefix_tokens,
@@ -45,7 +46,8 @@ def publish(core: StoreCore, tokens: list[int]) -> None:
 
 def matched(core: StoreCore, tokens: list[int], num_local: int = 0) -> tuple[int, int, int]:
     slab = core.slab(core.open_slab(SLOT, SIZE))
-    found = match(slab, BlockChain(ROOT, SIZE), tokens, num_local, len(tokens) - 1)
+    nothing = Catalog(core.incarnation).slab(SIZE)
+    found = match((slab, nothing), BlockChain(ROOT, SIZE), tokens, num_local, len(tokens) - 1)
     return (found.num_tokens, found.tail_tokens, len(found.headers)) if found else (0, 0, 0)
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,7 +57,12 @@ class Bed:
     def __init__(self) -> None:
         self.now_ns = 0
         self.blocks, self.slab = FakeBlocks(), FakeSlab()
-        self.loads = Loads(self.blocks, lambda: self.slab, lambda: self.now_ns)  # type: ignore[arg-type, return-value]
+        attachment = SimpleNamespace(slab=self.slab)
+        self.loads = Loads(
+            self.blocks,
+            lambda: attachment if self.slab is not None else None,  # type: ignore[arg-type, return-value]
+            lambda: self.now_ns,
+        )
 
     def submit(
         self,

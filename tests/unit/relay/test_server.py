@@ -51,7 +51,7 @@ def server(address: str) -> Iterator[StoreServer]:
 
 
 def write(client: StoreClient, payload: bytes) -> None:
-    slab_id, slab = client.open_slab(len(payload), 2)
+    slab_id, slab, _ = client.open_slab(len(payload), 2)
     ((key, slot),) = client.reserve(slab_id, [KEY]).granted
     slab.data(slot)[:] = payload
     client.commit(slab_id, [Entry(slot, key, ROOT, TOKENS, xxhash.xxh3_128_digest(payload))])
@@ -67,7 +67,7 @@ def wait_for(condition, timeout_s: float = 5.0) -> None:
 def test_what_one_client_commits_another_reads(server: StoreServer, connect: Connect) -> None:
     writer, reader = connect("w"), connect("r")
     write(writer, b"k" * 4096)
-    _, slab = reader.open_slab(4096, 2)
+    _, slab, _ = reader.open_slab(4096, 2)
     header = index.find(slab, KEY)
     assert header is not None
     assert bytes(slab.data(header.slot)) == b"k" * 4096
@@ -108,7 +108,7 @@ import time
 from kvrelay.relay.client import StoreClient
 from kvrelay.relay.leases import LeaseRow
 client = StoreClient({address!r}, "victim")
-slab_id, slab = client.open_slab(4096, 2)
+slab_id, slab, _ = client.open_slab(4096, 2)
 client.reserve(slab_id, [bytes(32)])
 LeaseRow(slab, client.client_id).take(0, time.monotonic_ns() + 10**12)
 print("ready", flush=True)

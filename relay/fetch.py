@@ -1,0 +1,423 @@
+"""One fetch: blocks that an engine of this node waits for, read from other nodes' stores.
+
+Lives in the transfer thread (transfer.py). `advance` is called over and over and never waits
+for anything but the store's own thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from kvrelay.policies import Reason
+from kvrelay.relay import index, protocol
+from kvrelay.relay.arena import Slab, SlotHeader
+from kvrelay.relay.keys import BlockKey
+from kvrelay.relay.lending import GRACE_S, Ask, Lent, LentBlock
+from kvrelay.relay.store import Entry, Refusal, StoreCore
+from kvrelay.relay.transports.base import Span, Transfer, TransferError
+
+if TYPE_CHECKING:
+    from kvrelay.relay.transfer import Answer, Peer, Transfers
+
+MAX_READS_PER_SOURCE = 4
+
+
+class ReadFailed(Exception):
+    """A read brought less than it was to bring; `reason` says why."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Read:
+    """Consecutive blocks of a fetch from one source.
+
+    Attributes:
+        slots: where they go, reserved by this store.
+        landed: how many, from the first on, have been verified.
+    """
+
+    node_id: str
+    peer: Peer
+    transport: str
+    slab_id: int
+    slab: Slab
+    keys: list[bytes]
+    slots: list[int]
+    queued_s: float
+    asked_s: float | None = None
+    answer: Answer | None = None
+    lent: Lent | None = None
+    transfer: Transfer | None = None
+    path: str = ""
+    landed: int = 0
+    ended_s: float | None = None
+
+    def advance(self, transfers: Transfers, seconds_left: float) -> list[tuple[int, LentBlock]]:
+        """Move on; slots whose bytes have come and are right, with what they hold.
+
+        Raises:
+            ReadFailed: no more will come.
+            TransferError: the same, by the transport or the source.
+        """
+        if self.asked_s is None:
+            if transfers.reading[self.node_id] >= MAX_READS_PER_SOURCE:
+                return []
+            transfers.reading[self.node_id] += 1
+            self.asked_s = time.perf_counter()
+            g = self.slab.geometry
+            self.answer = self.peer.ask(
+                Ask(
+                    transfers.node_id,
+                    tuple(self.keys),
+                    g.slot_bytes,
+                    g.block_tokens,
+                    self.transport,
+                    seconds_left,
+                )
+            )
+        if self.lent is None and self.answer is not None:
+            self.lent = self.answer.poll()
+            if self.lent is not None:
+                self._start(transfers, self.lent)
+        if self.transfer is None or self.lent is None:
+            return []
+        arrived = self.transfer.poll()
+        good = []
+        for number in range(self.landed, arrived):
+            block, slot = self.lent.blocks[number], self.slots[number]
+            if xxhash.xxh3_128_digest(self.slab.data(slot)) != block.checksum:
+                raise ReadFailed(Reason.LOAD_CORRUPT, f"block {number} from {self.node_id}")
+            good.append((slot, block))
+        self.landed = arrived
+        if arrived == len(self.lent.blocks):
+            if arrived < len(self.keys) and not good:
+                raise ReadFailed(Reason.SOURCE_LOST, f"{self.node_id} has not all blocks")
+            if arrived == len(self.keys):
+                self.ended_s = time.perf_counter()
+        return good
+
+    def _start(self, transfers: Transfers, lent: Lent) -> None:
+        if lent.refusal:
+            raise TransferError(f"{self.node_id}: {lent.refusal}")
+        keys = [block.key for block in lent.blocks]
+        if lent.offer is None or keys != self.keys[: len(keys)]:
+            raise ReadFailed(Reason.SOURCE_LOST, f"{self.node_id} has none of the blocks")
+        transfers.register(self.slab)
+        size = self.slab.geometry.slot_bytes
+        targets = [Span(self.slab.address(slot), size) for slot in self.slots[: len(keys)]]
+        if [span.num_bytes for span in lent.offer.spans] != [size] * len(keys):
+            raise TransferError(f"{self.node_id} offers blocks of another size")
+        self.transfer = transfers.transports[self.transport].read(lent.offer, targets)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its blocks have come."""
+        return self.ended_s is not None
+
+
+@dataclass(slots=True)
+class _Totals:
+    sources: dict[str, None] = field(default_factory=dict)
+    ways: dict[tuple[str, str], None] = field(default_factory=dict)
+    num_bytes: int = 0
+    wire_bytes: int = 0
+    queue_s: float = 0.0
+
+
+class Fetch:
+    """One `protocol.Fetch` until its client has what it needs."""
+
+    def __init__(self, transfers: Transfers, client_id: int, message: protocol.Fetch) -> None:
+        """Claim slots and plan reads; what this node holds already lands at once."""
+        self.client_id, self.number = client_id, message.number
+        self.ended = False
+        self._t = transfers
+        self._slab_id = message.slab_id
+        self._slab: Slab | None = None
+        self._deadline_ns = message.deadline_ns
+        self._begun_s = time.perf_counter()
+        self._keys = list(dict.fromkeys(message.keys))
+        self._granted: dict[bytes, int] = {}
+        self._elsewhere: set[bytes] = set()  # somebody here is writing them
+        self._leased: list[int] = []
+        self._reads: list[Read] = []
+        self._tried: set[str] = set()
+        self._retried = False
+        self._totals = _Totals()
+        failure = transfers.server.call(self._claim)
+        if self._granted:
+            failure = self._plan() or failure
+        self._cut = failure  # why the fetch will end short, once the rest has come
+
+    # Called by the transfer thread
+
+    def advance(self) -> None:
+        """Move everything on by what has happened."""
+        if self.ended:
+            return
+        if self._left_s() <= 0:
+            self._give_up(Reason.LOAD_DEADLINE)
+            return
+        self._look_elsewhere()
+        for read in list(self._reads):
+            if read.complete:
+                continue
+            try:
+                self._commit(read, read.advance(self._t, self._left_s()))
+            except (ReadFailed, TransferError) as error:
+                self._failed(read, error)
+            if read.complete:
+                self._over(read)
+        if all(read.complete for read in self._reads) and not self._elsewhere:
+            self._finish(self._cut)
+
+    def cancel(self) -> None:
+        """The client needs no more."""
+        if not self.ended:
+            self._give_up(None)
+
+    def release(self) -> None:
+        """Give back the leases on what has landed."""
+        slots, self._leased = self._leased, []
+
+        def release(core: StoreCore) -> None:
+            row = self._t.leases(core, self._slab_id)
+            for slot in slots:
+                row.release(slot)
+
+        if slots:
+            self._t.server.call(release)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the client has had more than its time to copy what landed."""
+        return self.ended and self._left_s() < -GRACE_S
+
+    # Steps
+
+    def _left_s(self) -> float:
+        return (self._deadline_ns - time.monotonic_ns()) / 1e9
+
+    def _claim(self, core: StoreCore) -> Reason | None:
+        """In the store's thread: lease what is here, reserve slots for the rest."""
+        slab = self._slab = core.slab(self._slab_id)
+        self._lease(core, [h for key in self._keys if (h := core.held(self._slab_id, key))])
+        wanted = [key for key in self._keys if core.held(self._slab_id, key) is None]
+        granted, refused = core.reserve(self._t.own_id(core), self._slab_id, wanted)
+        self._granted = dict(granted)
+        left_out = [key for key in wanted if key not in self._granted]
+        if not refused.get(Refusal.FULL):
+            self._elsewhere = set(left_out)
+            return None
+        # Some are full, some being written: without asking which, none is waited for.
+        first = self._keys.index(left_out[0])
+        surplus = [key for key in self._keys[first:] if key in self._granted]
+        slots = [self._granted.pop(key) for key in surplus]
+        core.abort(self._t.own_id(core), self._slab_id, slots)
+        self._keys = self._keys[:first]
+        del slab
+        return Reason.NO_ROOM
+
+    def _lease(self, core: StoreCore, headers: Sequence[SlotHeader]) -> None:
+        """In the store's thread: lease sealed slots for the client and say that they are there."""
+        row = self._t.leases(core, self._slab_id)
+        until_ns = self._deadline_ns + int(GRACE_S * 1e9)
+        for header in headers:
+            row.take(header.slot, until_ns)
+            self._leased.append(header.slot)
+        blocks = [protocol.LandedBlock(h.key, h.slot, h.state, h.checksum) for h in headers]
+        for start in range(0, len(blocks), protocol.MAX_KEYS):
+            part = blocks[start : start + protocol.MAX_KEYS]
+            self._t.server.push(self.client_id, protocol.Landed(self.number, part))
+
+    def _plan(self) -> Reason | None:
+        """Divide what is to be read among sources; what nobody has is given up."""
+        keys = [key for key in self._keys if key in self._granted]
+        offered = self._t.catalog.nodes()
+        mine = tuple(self._t.transports)
+        at = 0
+        while at < len(keys):
+            places = [
+                (node_id, way)
+                for node_id in self._t.catalog.places(keys[at])
+                if node_id not in self._tried
+                and (way := self._t.routes.choose(node_id, offered.get(node_id, ()), mine))
+            ]
+            if not places:
+                break
+            runs = {node_id: self._run_length(node_id, keys[at:]) for node_id, _ in places}
+            node_id, way = min(
+                places, key=lambda place: (-runs[place[0]], self._t.reading[place[0]])
+            )
+            run = keys[at : at + runs[node_id]]
+            try:
+                peer = self._t.peer(node_id)
+            except TransferError:
+                self._t.routes.failed(node_id)
+                self._tried.add(node_id)
+                continue
+            self._reads.append(self._read(node_id, peer, way, run))
+            at += len(run)
+        lost = keys[at:]
+        if not lost:
+            return None
+        self._abort(lost)
+        self._keys = self._keys[: self._keys.index(lost[0])]
+        self._elsewhere &= set(self._keys)
+        return Reason.SOURCE_LOST
+
+    def _read(self, node_id: str, peer: Peer, way: str, keys: list[bytes]) -> Read:
+        slab = self._slab
+        if slab is None:
+            raise AssertionError("a read before the claim")
+        slots = [self._granted[key] for key in keys]
+        return Read(node_id, peer, way, self._slab_id, slab, keys, slots, time.perf_counter())
+
+    def _run_length(self, node_id: str, keys: Sequence[bytes]) -> int:
+        return next(
+            (n for n, key in enumerate(keys) if node_id not in self._t.catalog.places(key)),
+            len(keys),
+        )
+
+    def _look_elsewhere(self) -> None:
+        """Take in what others have written meanwhile."""
+        slab = self._slab
+        if not self._elsewhere or slab is None:
+            return
+        there = [h for key in self._elsewhere if (h := index.find(slab, BlockKey(key)))]
+        if there:
+            self._elsewhere -= {header.key for header in there}
+            self._t.server.call(lambda core: self._lease(core, there))
+
+    def _commit(self, read: Read, good: list[tuple[int, LentBlock]]) -> None:
+        if not good:
+            return
+        entries = [Entry(slot, b.key, b.parent, b.tokens, b.checksum) for slot, b in good]
+
+        def commit(core: StoreCore) -> None:
+            core.commit(self._t.own_id(core), self._slab_id, entries)
+            held = [core.held(self._slab_id, entry.key) for entry in entries]
+            self._lease(core, [header for header in held if header is not None])
+
+        self._t.server.call(commit)
+        for entry in entries:
+            del self._granted[entry.key]
+        size = read.slab.geometry.slot_bytes
+        self._totals.num_bytes += size * len(entries)
+        self._totals.wire_bytes += size * len(entries)
+        self._t.counters["fetched_blocks"] += len(entries)
+        self._t.counters["fetched_bytes"] += size * len(entries)
+
+    def _over(self, read: Read) -> None:
+        """A read has ended, well or not: count it, and give the loan back."""
+        self._note(read)
+        if read.asked_s is not None:
+            self._t.reading[read.node_id] -= 1
+        if read.complete and read.asked_s is not None and read.ended_s is not None:
+            num_bytes = len(read.keys) * read.slab.geometry.slot_bytes
+            seconds = read.ended_s - read.asked_s
+            self._t.routes.measured(read.node_id, read.transport, num_bytes, seconds)
+            if read.lent is not None and read.lent.offer is not None:
+                read.peer.take_back(read.lent.offer)
+
+    def _note(self, read: Read) -> None:
+        totals = self._totals
+        if read.asked_s is not None:
+            totals.queue_s += read.asked_s - read.queued_s
+        if read.landed and read.lent is not None and read.lent.offer is not None:
+            path = self._t.transports[read.transport].path(read.lent.offer)
+            totals.sources[read.node_id] = None
+            totals.ways[read.transport, path] = None
+
+    def _failed(self, read: Read, error: Exception) -> None:
+        """Give a read up; its remaining blocks may come from another place, once."""
+        reason = error.reason if isinstance(error, ReadFailed) else Reason.TRANSFER_FAILED
+        self._t.counters[f"failed_{reason}"] += 1
+        rest = read.keys[read.landed :]
+        self._give_back(read)
+        if reason is Reason.TRANSFER_FAILED:
+            self._t.routes.failed(read.node_id)
+        elif rest:
+            self._t.catalog.withdraw(read.node_id, rest[0])
+        self._tried.add(read.node_id)
+        self._reads.remove(read)
+        if not self._retried and self._reclaim(rest):
+            self._retried = True
+            if self._plan() is None:
+                return
+        # What lies behind the gap is of no use to the client.
+        position = {key: number for number, key in enumerate(self._keys)}
+        gap = min((position[key] for key in rest if key in position), default=len(self._keys))
+        for other in list(self._reads):
+            if position.get(other.keys[0], gap) >= gap and not other.complete:
+                self._give_back(other)
+                self._reads.remove(other)
+        self._elsewhere &= set(self._keys[:gap])
+        self._keys = self._keys[:gap]
+        self._cut = self._cut or reason
+
+    def _reclaim(self, keys: list[bytes]) -> bool:
+        """Reserve fresh slots for blocks whose read was given up; False if that cannot be."""
+        if not keys or not any(
+            node_id not in self._tried for node_id in self._t.catalog.places(keys[0])
+        ):
+            return False
+
+        def reserve(core: StoreCore) -> list[tuple[bytes, int]]:
+            granted, _ = core.reserve(self._t.own_id(core), self._slab_id, keys)
+            return granted
+
+        granted = self._t.server.call(reserve)
+        self._granted.update(granted)
+        return len(granted) == len(keys)
+
+    def _give_back(self, read: Read) -> None:
+        """End a read that is not complete: free its slots, or quarantine them."""
+        if not read.complete:
+            rest = [key for key in read.keys[read.landed :] if key in self._granted]
+            self._over(read)
+            if read.transfer is None:
+                self._abort(rest)
+                return
+            read.transfer.cancel()
+            slots = [self._granted.pop(key) for key in rest]
+            self._t.quarantine(read, slots)
+
+    def _abort(self, keys: Sequence[bytes]) -> None:
+        slots = [self._granted.pop(key) for key in keys if key in self._granted]
+        if slots:
+            self._t.server.call(lambda core: core.abort(self._t.own_id(core), self._slab_id, slots))
+
+    def _give_up(self, reason: Reason | None) -> None:
+        for read in self._reads:
+            if reason is Reason.LOAD_DEADLINE and not read.complete:
+                self._t.routes.failed(read.node_id)
+            self._give_back(read)
+        self._reads.clear()
+        self._finish(reason)
+
+    def _finish(self, failure: Reason | None) -> None:
+        self.ended = True
+        self._abort(list(self._granted))
+        totals = self._totals
+        ended = protocol.FetchEnded(
+            number=self.number,
+            failure=str(failure or ""),
+            sources=tuple(totals.sources),
+            transport=",".join(dict.fromkeys(way for way, _ in totals.ways)),
+            path=",".join(dict.fromkeys(path for _, path in totals.ways)),
+            codec="raw" if totals.num_bytes else "",
+            num_bytes=totals.num_bytes,
+            wire_bytes=totals.wire_bytes,
+            queue_s=totals.queue_s,
+            transfer_s=time.perf_counter() - self._begun_s if totals.num_bytes else 0.0,
+        )
+        self._t.server.call(lambda _: self._t.server.push(self.client_id, ended))

@@ -1,0 +1,292 @@
+"""Store to store: brings blocks of other nodes into this node's arena, for engines to load.
+
+One thread owns all transports, reads and loans of a store:
+
+    engine's worker --Fetch--> server --> inbox --> claim slots -> ask a source -> read
+                    <--Landed-- commit <-- verify <-- poll <--------------------+
+                    <--FetchEnded
+
+A slot is committed only after its bytes have been verified against the checksum that the
+source published, so nothing unverified ever becomes visible. A slot whose read was given
+up stays reserved, in quarantine, until its transport says that nothing will write to it.
+"""
+
+import contextlib
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from kvrelay.relay import protocol
+from kvrelay.relay.arena import Slab
+from kvrelay.relay.catalog import Catalog
+from kvrelay.relay.fetch import Fetch, Read
+from kvrelay.relay.leases import LeaseRow
+from kvrelay.relay.lending import Ask, Lending, Lent
+from kvrelay.relay.routes import Routes
+from kvrelay.relay.server import StoreServer
+from kvrelay.relay.store import StoreCore
+from kvrelay.relay.transports.base import Offer, Span, Transfer, Transport
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_BUSY_WAIT_S = 0.0002
+_IDLE_WAIT_S = 0.05  # loans and quarantine are looked after
+
+
+class Answer(Protocol):
+    """A source's answer that is on its way."""
+
+    def poll(self) -> Lent | None:
+        """The answer; None while it is not there.
+
+        Raises:
+            TransferError: there will be none.
+        """
+
+
+class Peer(Protocol):
+    """Another node's store, for control. Neither method waits."""
+
+    def ask(self, ask: Ask) -> Answer:
+        """Ask it for blocks.
+
+        Raises:
+            TransferError: it cannot be reached.
+        """
+
+    def take_back(self, offer: Offer) -> None:
+        """Tell it that an offer is no longer read."""
+
+
+@dataclass(slots=True)
+class _Quarantined:
+    transfer: Transfer
+    slab_id: int
+    slots: list[int]
+    offer: Offer
+    peer: Peer
+
+
+class Transfers:
+    """The transfer thread of one store. Its `FetchDesk` methods only put into the inbox."""
+
+    def __init__(
+        self,
+        server: StoreServer,
+        *,
+        catalog: Catalog,
+        node_id: str,
+        peer: Callable[[str], Peer],
+        make_transports: Callable[[], Mapping[str, Transport]],
+        routes: Routes | None = None,
+    ) -> None:
+        """Start.
+
+        Args:
+            server: the store; it hands fetches over once it is told to, see `attach`.
+            catalog: who holds what.
+            node_id: this node.
+            peer: the store of another node; raises TransferError if there is none.
+            make_transports: called in the thread, when another node is first seen.
+            routes: which transport to take; measured as reads come in.
+        """
+        self.server, self.catalog, self.node_id, self.peer = server, catalog, node_id, peer
+        self.routes = routes or Routes()
+        self.transports: dict[str, Transport] = {}
+        self.counters: Counter[str] = Counter()
+        self.reading: Counter[str] = Counter()  # reads under way, by source
+        self._make_transports = make_transports
+        self._rows: dict[int, LeaseRow] = {}
+        self._own_id: int | None = None
+        self._registered: dict[str, set[int]] = {}
+        self._lending = Lending(server, self.transports, self.leases, self.register)
+        self._fetches: dict[tuple[int, int], Fetch] = {}
+        self._quarantine: list[_Quarantined] = []
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="kvrelay-transfer", daemon=True)
+        self._thread.start()
+        server.attach(self)
+
+    # The store's thread
+
+    def begin(self, client_id: int, fetch: protocol.Fetch) -> None:
+        """See `FetchDesk`."""
+        self._post(lambda: self._begin(client_id, fetch))
+
+    def end(self, client_id: int, number: int) -> None:
+        """See `FetchDesk`."""
+        self._post(lambda: self._end(client_id, number))
+
+    def gone(self, client_id: int) -> None:
+        """See `FetchDesk`."""
+        self._post(lambda: self._gone(client_id))
+
+    # Any thread
+
+    def run(self, function: Callable[[], T], timeout_s: float = 60.0) -> T:
+        """Run something in the transfer thread and return what it returns.
+
+        Raises:
+            TimeoutError: the thread did not get to it in time.
+        """
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(work)
+        return future.result(timeout_s)
+
+    def warm_up(self) -> tuple[str, ...]:
+        """Make the transports, which takes seconds, if that has not been done; their names."""
+
+        def make() -> tuple[str, ...]:
+            if not self.transports:
+                self.transports.update(self._make_transports())
+            return tuple(self.transports)
+
+        return self.run(make)
+
+    def lend(self, ask: Ask) -> Lent:
+        """Answer another node's store."""
+        return self.run(lambda: self._lending.lend(ask), 5.0)
+
+    def take_back(self, transport: str, number: int) -> None:
+        """Another node's store no longer reads an offer."""
+        self._post(lambda: self._lending.take_back(transport, number))
+
+    def stats(self) -> dict[str, int]:
+        """Counts for status displays and tests."""
+        return {
+            "fetches": len(self._fetches),
+            "loans": len(self._lending),
+            "quarantined": sum(len(each.slots) for each in self._quarantine),
+            **dict(self.counters),
+        }
+
+    def close(self) -> None:
+        """Stop; what is under way is given up."""
+        self._closing = True
+        self._post(lambda: None)
+        self._thread.join(5)
+
+    # The transfer thread
+
+    def own_id(self, core: StoreCore) -> int:
+        """The store's own client, for slots that it writes and leases that it takes."""
+        if self._own_id is None:
+            self._own_id = core.connect()
+        return self._own_id
+
+    def leases(self, core: StoreCore, slab_id: int) -> LeaseRow:
+        """The store's own leases of a slab."""
+        if slab_id not in self._rows:
+            self._rows[slab_id] = LeaseRow(core.slab(slab_id), self.own_id(core))
+        return self._rows[slab_id]
+
+    def register(self, slab: Slab) -> None:
+        """Make a slab's slots known to every transport, once."""
+        g = slab.geometry
+        region = Span(slab.address(0), g.stride_bytes * g.num_slots)
+        for name, transport in self.transports.items():
+            known = self._registered.setdefault(name, set())
+            if region.address not in known:
+                known.add(region.address)
+                transport.register(region)
+
+    def quarantine(self, read: Read, slots: list[int]) -> None:
+        """Keep slots of a read that was given up until nothing can write to them."""
+        if read.transfer is None or read.lent is None or read.lent.offer is None:
+            raise AssertionError("a read that never began has nothing to quarantine")
+        self.server.call(lambda core: core.disown(self.own_id(core), read.slab_id, slots))
+        held = _Quarantined(read.transfer, read.slab_id, slots, read.lent.offer, read.peer)
+        self._quarantine.append(held)
+        self.counters["quarantines"] += 1
+
+    def _post(self, work: Callable[[], object]) -> None:
+        with self._wake:
+            self._inbox.append(lambda: (work(), None)[1])
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while not self._closing:
+            with self._wake:
+                if not self._inbox:
+                    self._wake.wait(self._wait_s())
+                work, self._inbox = self._inbox, deque()
+            for each in work:
+                self._guarded(each)
+            for fetch in list(self._fetches.values()):
+                self._guarded(fetch.advance)
+                if fetch.expired:
+                    self._guarded(fetch.release)
+                    self._fetches.pop((fetch.client_id, fetch.number), None)
+            self._guarded(self._lending.expire)
+            if self._busy:
+                for transport in self.transports.values():
+                    self._guarded(transport.progress)
+            self._guarded(self._free_quarantined)
+        for transport in self.transports.values():
+            with contextlib.suppress(Exception):
+                transport.close()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether bytes may be moving."""
+        active = any(not fetch.ended for fetch in self._fetches.values())
+        return bool(active or len(self._lending) or self._quarantine)
+
+    def _wait_s(self) -> float | None:
+        if self._busy:
+            return _BUSY_WAIT_S
+        return _IDLE_WAIT_S if self._fetches else None
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        """A fault costs what was under way, not the thread."""
+        try:
+            work()
+        except Exception:
+            self.counters["faults"] += 1
+            logger.exception("transfer fault")
+
+    def _begin(self, client_id: int, message: protocol.Fetch) -> None:
+        fetch = Fetch(self, client_id, message)
+        self._fetches[client_id, message.number] = fetch
+        self.counters["fetched"] += 1
+        fetch.advance()
+
+    def _end(self, client_id: int, number: int) -> None:
+        fetch = self._fetches.pop((client_id, number), None)
+        if fetch is not None:
+            fetch.cancel()
+            fetch.release()
+
+    def _gone(self, client_id: int) -> None:
+        for each, number in list(self._fetches):
+            if each == client_id:
+                self._end(each, number)
+
+    def _free_quarantined(self) -> None:
+        still = []
+        for held in self._quarantine:
+            with contextlib.suppress(Exception):
+                held.transfer.poll()  # moves it on; its failure is why it is here
+            if held.transfer.quiet:
+                own, slab_id, slots = self._own_id, held.slab_id, held.slots
+                if own is not None:
+                    self.server.call(
+                        lambda core, o=own, b=slab_id, s=slots: core.abort(o, b, s)  # type: ignore[misc]
+                    )
+                held.peer.take_back(held.offer)
+            else:
+                still.append(held)
+        self._quarantine = still

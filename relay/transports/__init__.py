@@ -1,0 +1,34 @@
+"""The ways of reading from another node's store, best first."""
+
+import logging
+from collections.abc import Callable
+
+from kvrelay.relay.transports.base import Transport
+
+logger = logging.getLogger(__name__)
+
+
+def _nixl() -> Transport:
+    from kvrelay.relay.transports.nixl import NixlTransport
+
+    return NixlTransport()
+
+
+def _plasma() -> Transport:
+    from kvrelay.relay.transports.plasma import PlasmaTransport
+
+    return PlasmaTransport()
+
+
+_MAKERS: dict[str, Callable[[], Transport]] = {"nixl": _nixl, "plasma": _plasma}
+
+
+def make_transports() -> dict[str, Transport]:
+    """All that work on this machine, warm; what does not work is said once and left out."""
+    made: dict[str, Transport] = {}
+    for name, make in _MAKERS.items():
+        try:
+            made[name] = make()
+        except Exception as error:
+            logger.warning("no transport '%s' on this node: %s", name, error)
+    return made

@@ -1,0 +1,284 @@
+"""Store to store on several nodes of one process, with faults at will."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from nodes import Node, Wire, put
+
+from kvrelay.relay import protocol
+from kvrelay.relay.client import Attachment, StoreClient
+from kvrelay.relay.connector.fetches import Fetches
+from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.leases import LeaseRow
+from kvrelay.relay.store import StoreCore
+
+SLOT, SIZE = 8192, 4
+ROOT = root_key(bytes(32))
+
+
+def chain(seed: int, count: int) -> list[tuple[bytes, bytes, bytes]]:
+    blocks = []
+    parent = ROOT
+    for number in range(count):
+        tokens = pack_tokens([seed, number, 0, 0])
+        key = child_key(parent, tokens)
+        blocks.append((bytes(key), bytes(parent), tokens))
+        parent = BlockKey(key)
+    return blocks
+
+
+class Reader:
+    """An engine's worker, as far as fetching goes."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.landed: dict[int, list[protocol.LandedBlock]] = {}
+        self.ended: dict[int, protocol.FetchEnded] = {}
+        self.news = threading.Condition()
+        self.fetches = Fetches(self._on_landed, self._on_ended)
+        self.client = StoreClient(node.address, "worker")
+        slab_id, self.slab, catalog = self.client.open_slab(SLOT, SIZE)
+        row = LeaseRow(self.slab, self.client.client_id)
+        self.attachment = Attachment(self.client, slab_id, self.slab, row, catalog, node.address)
+        self.number = 0
+
+    def start(self, keys: list[bytes], seconds: float = 5.0) -> int:
+        self.number += 1
+        deadline_ns = time.monotonic_ns() + int(seconds * 1e9)
+        self.fetches.start(self.attachment, self.number, keys, deadline_ns)
+        return self.number
+
+    def wait(self, number: int, timeout_s: float = 10.0) -> protocol.FetchEnded:
+        with self.news:
+            assert self.news.wait_for(lambda: number in self.ended, timeout_s)
+        return self.ended[number]
+
+    def fetch(self, keys: list[bytes], seconds: float = 5.0) -> protocol.FetchEnded:
+        return self.wait(self.start(keys, seconds))
+
+    def good(self, number: int) -> list[bytes]:
+        """Keys that landed, in order, after a look at every byte."""
+        for block in self.landed.get(number, []):
+            assert bytes(self.slab.data(block.slot)) == (block.key * SLOT)[:SLOT]
+            assert self.slab.state(block.slot) == block.state
+        return [block.key for block in self.landed.get(number, [])]
+
+    def _on_landed(self, number: int, blocks: list[protocol.LandedBlock]) -> None:
+        with self.news:
+            self.landed.setdefault(number, []).extend(blocks)
+            self.news.notify_all()
+
+    def _on_ended(self, number: int, ended: protocol.FetchEnded) -> None:
+        with self.news:
+            self.ended[number] = ended
+            self.news.notify_all()
+
+    def close(self) -> None:
+        self.fetches.close()
+        self.client.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    wire = Wire()
+    yield wire
+    for node in wire.nodes.values():
+        node.transport.faults.stall_after = None
+    wait_for(lambda: all(idle(node) for node in wire.nodes.values()), 15.0)
+    for node in wire.nodes.values():
+        node.check()
+    wire.close()
+
+
+def idle(node: Node) -> bool:
+    stats = node.server.call(StoreCore.stats)
+    moving = node.transfers.run(node.transfers.stats)
+    return (stats["reserved"], stats["leases"]) == (0, 0) and (
+        moving["fetches"],
+        moving["loans"],
+        moving["quarantined"],
+        moving.get("faults", 0),
+    ) == (0, 0, 0, 0)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "condition did not come true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def nodes(wire: Wire) -> tuple[Node, Node]:
+    return wire.add("n1"), wire.add("n2")
+
+
+@pytest.fixture
+def reader(nodes: tuple[Node, Node]) -> Iterator[Reader]:
+    reader = Reader(nodes[1])
+    yield reader
+    reader.close()
+
+
+def share(node: Node, reader: Reader, seed: int, count: int) -> list[bytes]:
+    """Put blocks on a node and wait until the reader's node has heard of them."""
+    blocks = chain(seed, count)
+    put(node, blocks, SLOT, SIZE)
+    keys = [key for key, _, _ in blocks]
+    wait_for(lambda: all(reader.node.catalog.places(key) for key in keys))
+    return keys
+
+
+def test_blocks_come_over_whole_and_stay(nodes: tuple[Node, Node], reader: Reader) -> None:
+    keys = share(nodes[0], reader, 1, 40)
+    ended = reader.fetch(keys)
+    assert (ended.failure, ended.sources, ended.path) == ("", ("n1",), "memory")
+    assert (ended.num_bytes, ended.wire_bytes) == (40 * SLOT, 40 * SLOT)
+    assert reader.good(ended.number) == keys
+    reader.fetches.end(ended.number)
+    again = reader.fetch(keys)  # by now this node has them itself
+    assert (again.failure, again.num_bytes) == ("", 0)
+    assert sorted(reader.good(again.number)) == sorted(keys)
+    reader.fetches.end(again.number)
+    wait_for(lambda: nodes[0].catalog.places(keys[0]) == ["n2"])  # and says so
+
+
+def test_blocks_land_while_later_ones_are_on_their_way(
+    nodes: tuple[Node, Node], reader: Reader
+) -> None:
+    keys = share(nodes[0], reader, 2, 8)
+    nodes[0].transport.faults.stall_after = 3
+    number = reader.start(keys)
+    wait_for(lambda: len(reader.good(number)) == 3)
+    assert number not in reader.ended
+    nodes[0].transport.faults.stall_after = None
+    assert reader.wait(number).failure == ""
+    assert reader.good(number) == keys
+    reader.fetches.end(number)
+
+
+def test_a_stalled_source_is_given_up_and_its_late_bytes_harm_nobody(
+    nodes: tuple[Node, Node], reader: Reader
+) -> None:
+    keys = share(nodes[0], reader, 3, 8)
+    nodes[0].transport.faults.stall_after = 3
+    ended = reader.fetch(keys, seconds=0.3)
+    assert ended.failure == "load_deadline"
+    assert reader.good(ended.number) == keys[:3]
+    reader.fetches.end(ended.number)
+    node = reader.node
+    wait_for(lambda: node.transfers.run(node.transfers.stats)["quarantined"] == 5)
+    # Meanwhile the keys are free: the engine computes and saves the blocks itself.
+    put(node, chain(3, 8)[3:], SLOT, SIZE)
+    nodes[0].transport.faults.stall_after = None
+    wait_for(lambda: idle(node), 10.0)
+    again = reader.fetch(keys)
+    assert sorted(reader.good(again.number)) == sorted(keys)
+    reader.fetches.end(again.number)
+
+
+def test_corrupt_bytes_never_become_visible(nodes: tuple[Node, Node], reader: Reader) -> None:
+    keys = share(nodes[0], reader, 4, 6)
+    nodes[0].transport.faults.corrupt = {2}
+    ended = reader.fetch(keys)
+    assert ended.failure == "load_corrupt"
+    assert reader.good(ended.number) in (keys[:2], [])
+    held = reader.node.server.call(lambda core: [core.held(0, key) for key in keys[2:4]])
+    assert held == [None, None]
+    reader.fetches.end(ended.number)
+
+
+def test_a_source_that_breaks_off_costs_the_rest(nodes: tuple[Node, Node], reader: Reader) -> None:
+    keys = share(nodes[0], reader, 5, 6)
+    nodes[0].transport.faults.fail_after = 4
+    ended = reader.fetch(keys)
+    assert ended.failure == "transfer_failed"
+    assert reader.good(ended.number) == keys[:4]
+    reader.fetches.end(ended.number)
+    # It is left alone for a while: at once, not after another attempt.
+    assert reader.fetch(keys).failure == "source_lost"
+
+
+def test_the_rest_comes_from_another_place(
+    wire: Wire, nodes: tuple[Node, Node], reader: Reader
+) -> None:
+    third = wire.add("n3")
+    keys = share(nodes[0], reader, 6, 6)
+    put(third, chain(6, 6), SLOT, SIZE)
+    wait_for(lambda: all(len(reader.node.catalog.places(key)) == 2 for key in keys))
+    for node in (nodes[0], third):
+        node.transport.faults.fail_after = 4
+    ended = reader.fetch(keys)
+    assert reader.good(ended.number) == keys
+    assert (ended.failure, sorted(ended.sources)) == ("", ["n1", "n3"])
+    reader.fetches.end(ended.number)
+
+
+def test_what_the_source_lost_meanwhile_is_a_miss(
+    wire: Wire, nodes: tuple[Node, Node], reader: Reader
+) -> None:
+    keys = share(nodes[0], reader, 7, 6)
+    wire.on_ask = lambda ask: nodes[0].server.call(lambda core: core.drop(keys[2:])) and None
+    ended = reader.fetch(keys)
+    assert ended.failure == "source_lost"
+    assert reader.good(ended.number) == keys[:2]
+    reader.fetches.end(ended.number)
+
+
+def test_a_cut_link_costs_the_deadline_and_no_more(
+    wire: Wire, nodes: tuple[Node, Node], reader: Reader
+) -> None:
+    keys = share(nodes[0], reader, 8, 6)
+    wire.cut = True
+    start_s = time.monotonic()
+    ended = reader.fetch(keys, seconds=0.3)
+    assert ended.failure == "load_deadline"
+    assert time.monotonic() - start_s < 1.0
+    wire.cut = False
+    reader.fetches.end(ended.number)
+
+
+def test_a_full_store_takes_what_fits(wire: Wire) -> None:
+    wire.add("n1")
+    small = wire.add("n2", 4 * SLOT)
+    reader = Reader(small)
+    keys = share(wire.nodes["n1"], reader, 9, 8)
+    ended = reader.fetch(keys)
+    assert ended.failure == "no_room"
+    assert reader.good(ended.number) == keys[:4]
+    reader.fetches.end(ended.number)
+    reader.close()
+
+
+def test_two_engines_waiting_for_one_block_read_it_once(
+    nodes: tuple[Node, Node], reader: Reader
+) -> None:
+    other = Reader(reader.node)
+    keys = share(nodes[0], reader, 10, 8)
+    nodes[0].transport.faults.stall_after = 2
+    first, second = reader.start(keys), other.start(keys)
+    wait_for(lambda: len(reader.good(first)) == 2)
+    nodes[0].transport.faults.stall_after = None
+    assert reader.wait(first).num_bytes + other.wait(second).num_bytes == 8 * SLOT
+    assert sorted(reader.good(first)) == sorted(other.good(second)) == sorted(keys)
+    reader.fetches.end(first)
+    other.fetches.end(second)
+    other.close()
+
+
+def test_a_reader_that_dies_leaves_nothing(nodes: tuple[Node, Node], reader: Reader) -> None:
+    keys = share(nodes[0], reader, 11, 8)
+    nodes[0].transport.faults.stall_after = 3
+    victim = Reader(reader.node)
+    number = victim.start(keys)
+    wait_for(lambda: len(victim.good(number)) == 3)
+    victim.close()
+    assert victim.wait(number).failure == "store_unavailable"
+    nodes[0].transport.faults.stall_after = None
+    wait_for(lambda: idle(reader.node))
+
+
+def test_nobody_knows_the_block(reader: Reader) -> None:
+    assert reader.fetch([bytes(32)]).failure == "source_lost"
