@@ -79,9 +79,7 @@ class KVDirectory:
 class KVStore:
     """Owner of a node's arena; serves engines on its socket, and other nodes' stores."""
 
-    def __init__(
-        self, address: str, capacity_bytes: int, node_id: str, transport: str | None
-    ) -> None:
+    def __init__(self, address: str, capacity_bytes: int, node_id: str, routes: Routes) -> None:
         memory.require_capacity(capacity_bytes, memory.available_bytes())
         self._node_id = node_id
         self._changed = threading.Event()
@@ -94,7 +92,7 @@ class KVStore:
             node_id=node_id,
             peer=Peers(),
             make_transports=make_transports,
-            routes=Routes(transport),
+            routes=routes,
         )
         self._ready: tuple[str, ...] = ()  # transports that others may read by
         for run, name in ((self._publish, "kvrelay-publish"), (self._watch, "kvrelay-watch")):
@@ -129,9 +127,9 @@ class KVStore:
         """Another node's store has read what it was lent."""
         self._transfers.take_back(transport, number)
 
-    def set_transport(self, transport: str | None) -> None:
-        """Take this transport from now on, or the best; for operators and benchmarks."""
-        self._transfers.routes.only = transport
+    def set_route(self, transport: str | None, codec: str | None) -> None:
+        """Read in this way from now on, None: in the best; for operators and benchmarks."""
+        self._transfers.routes.transport, self._transfers.routes.codec = transport, codec
 
     def _publish(self) -> None:
         whole = True
@@ -206,11 +204,12 @@ def ensure_store(settings: RelaySettings) -> StoreHandle:
         "max_restarts": -1,
     }
     ray.remote(KVDirectory).options(name=directory_name(), **common).remote()
+    routes = Routes(settings.transport, settings.codec)
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor = (
         ray.remote(KVStore)
         .options(name=store_name(node_id), scheduling_strategy=here, max_concurrency=8, **common)
-        .remote(address, settings.capacity_bytes, node_id, settings.transport)
+        .remote(address, settings.capacity_bytes, node_id, routes)
     )
     try:
         ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)

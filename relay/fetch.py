@@ -11,122 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from kvrelay.policies import Reason
 from kvrelay.relay import index, protocol
 from kvrelay.relay.arena import Slab, SlotHeader
+from kvrelay.relay.codecs.base import NAMES as CODECS
+from kvrelay.relay.codecs.raw import RawCodec
 from kvrelay.relay.keys import BlockKey
-from kvrelay.relay.lending import GRACE_S, Ask, Lent, LentBlock
+from kvrelay.relay.lending import GRACE_S, LentBlock
+from kvrelay.relay.read import ENCODED_BLOCKS, Read, ReadFailed
+from kvrelay.relay.routes import Way
 from kvrelay.relay.store import Entry, Refusal, StoreCore
-from kvrelay.relay.transports.base import Span, Transfer, TransferError
+from kvrelay.relay.transports.base import TransferError
 
 if TYPE_CHECKING:
-    from kvrelay.relay.transfer import Answer, Peer, Transfers
-
-MAX_READS_PER_SOURCE = 4
-
-
-class ReadFailed(Exception):
-    """A read brought less than it was to bring; `reason` says why."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(slots=True)
-class Read:
-    """Consecutive blocks of a fetch from one source.
-
-    Attributes:
-        slots: where they go, reserved by this store.
-        landed: how many, from the first on, have been verified.
-    """
-
-    node_id: str
-    peer: Peer
-    transport: str
-    slab_id: int
-    slab: Slab
-    keys: list[bytes]
-    slots: list[int]
-    queued_s: float
-    asked_s: float | None = None
-    answer: Answer | None = None
-    lent: Lent | None = None
-    transfer: Transfer | None = None
-    path: str = ""
-    landed: int = 0
-    ended_s: float | None = None
-
-    def advance(self, transfers: Transfers, seconds_left: float) -> list[tuple[int, LentBlock]]:
-        """Move on; slots whose bytes have come and are right, with what they hold.
-
-        Raises:
-            ReadFailed: no more will come.
-            TransferError: the same, by the transport or the source.
-        """
-        if self.asked_s is None:
-            if transfers.reading[self.node_id] >= MAX_READS_PER_SOURCE:
-                return []
-            transfers.reading[self.node_id] += 1
-            self.asked_s = time.perf_counter()
-            g = self.slab.geometry
-            self.answer = self.peer.ask(
-                Ask(
-                    transfers.node_id,
-                    tuple(self.keys),
-                    g.slot_bytes,
-                    g.block_tokens,
-                    self.transport,
-                    seconds_left,
-                )
-            )
-        if self.lent is None and self.answer is not None:
-            self.lent = self.answer.poll()
-            if self.lent is not None:
-                self._start(transfers, self.lent)
-        if self.transfer is None or self.lent is None:
-            return []
-        arrived = self.transfer.poll()
-        good = []
-        for number in range(self.landed, arrived):
-            block, slot = self.lent.blocks[number], self.slots[number]
-            if xxhash.xxh3_128_digest(self.slab.data(slot)) != block.checksum:
-                raise ReadFailed(Reason.LOAD_CORRUPT, f"block {number} from {self.node_id}")
-            good.append((slot, block))
-        self.landed = arrived
-        if arrived == len(self.lent.blocks):
-            if arrived < len(self.keys) and not good:
-                raise ReadFailed(Reason.SOURCE_LOST, f"{self.node_id} has not all blocks")
-            if arrived == len(self.keys):
-                self.ended_s = time.perf_counter()
-        return good
-
-    def _start(self, transfers: Transfers, lent: Lent) -> None:
-        if lent.refusal:
-            raise TransferError(f"{self.node_id}: {lent.refusal}")
-        keys = [block.key for block in lent.blocks]
-        if lent.offer is None or keys != self.keys[: len(keys)]:
-            raise ReadFailed(Reason.SOURCE_LOST, f"{self.node_id} has none of the blocks")
-        transfers.register(self.slab)
-        size = self.slab.geometry.slot_bytes
-        targets = [Span(self.slab.address(slot), size) for slot in self.slots[: len(keys)]]
-        if [span.num_bytes for span in lent.offer.spans] != [size] * len(keys):
-            raise TransferError(f"{self.node_id} offers blocks of another size")
-        self.transfer = transfers.transports[self.transport].read(lent.offer, targets)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of its blocks have come."""
-        return self.ended_s is not None
+    from kvrelay.relay.transfer import Peer, Transfers
 
 
 @dataclass(slots=True)
 class _Totals:
     sources: dict[str, None] = field(default_factory=dict)
-    ways: dict[tuple[str, str], None] = field(default_factory=dict)
+    ways: dict[tuple[Way, str], None] = field(default_factory=dict)
     num_bytes: int = 0
     wire_bytes: int = 0
     queue_s: float = 0.0
@@ -168,7 +72,7 @@ class Fetch:
             return
         self._look_elsewhere()
         for read in list(self._reads):
-            if read.complete:
+            if read.complete or read.given_up:
                 continue
             try:
                 self._commit(read, read.advance(self._t, self._left_s()))
@@ -188,13 +92,10 @@ class Fetch:
         """Give back the leases on what has landed."""
         slots, self._leased = self._leased, []
 
-        def release(core: StoreCore) -> None:
-            row = self._t.leases(core, self._slab_id)
-            for slot in slots:
-                row.release(slot)
-
         if slots:
-            self._t.server.call(release)
+            self._t.server.call(
+                lambda core: self._t.leases(core, self._slab_id).release_all(slots)
+            )
 
     @property
     def expired(self) -> bool:
@@ -249,7 +150,7 @@ class Fetch:
                 (node_id, way)
                 for node_id in self._t.catalog.places(keys[at])
                 if node_id not in self._tried
-                and (way := self._t.routes.choose(node_id, offered.get(node_id, ()), mine))
+                and (way := self._t.routes.choose(node_id, offered.get(node_id, ()), mine, CODECS))
             ]
             if not places:
                 break
@@ -264,7 +165,7 @@ class Fetch:
                 self._t.routes.failed(node_id)
                 self._tried.add(node_id)
                 continue
-            self._reads.append(self._read(node_id, peer, way, run))
+            self._read(node_id, peer, way, run)
             at += len(run)
         lost = keys[at:]
         if not lost:
@@ -274,12 +175,15 @@ class Fetch:
         self._elsewhere &= set(self._keys)
         return Reason.SOURCE_LOST
 
-    def _read(self, node_id: str, peer: Peer, way: str, keys: list[bytes]) -> Read:
+    def _read(self, node_id: str, peer: Peer, way: Way, keys: list[bytes]) -> None:
         slab = self._slab
         if slab is None:
             raise AssertionError("a read before the claim")
-        slots = [self._granted[key] for key in keys]
-        return Read(node_id, peer, way, self._slab_id, slab, keys, slots, time.perf_counter())
+        count = len(keys) if way.codec == RawCodec.name else ENCODED_BLOCKS
+        for start in range(0, len(keys), count):
+            part = keys[start : start + count]
+            slots = [self._granted[key] for key in part]
+            self._reads.append(Read(node_id, peer, way, slab, part, slots))
 
     def _run_length(self, node_id: str, keys: Sequence[bytes]) -> int:
         return next(
@@ -312,30 +216,27 @@ class Fetch:
             del self._granted[entry.key]
         size = read.slab.geometry.slot_bytes
         self._totals.num_bytes += size * len(entries)
-        self._totals.wire_bytes += size * len(entries)
         self._t.counters["fetched_blocks"] += len(entries)
         self._t.counters["fetched_bytes"] += size * len(entries)
 
     def _over(self, read: Read) -> None:
-        """A read has ended, well or not: count it, and give the loan back."""
-        self._note(read)
-        if read.asked_s is not None:
-            self._t.reading[read.node_id] -= 1
-        if read.complete and read.asked_s is not None and read.ended_s is not None:
+        """A read has ended, well or not: count it."""
+        if read.asked_s is None:
+            return
+        self._t.reading[read.node_id] -= 1
+        totals = self._totals
+        totals.queue_s += read.asked_s - read.queued_s
+        totals.wire_bytes += read.wire_bytes
+        self._t.counters["wire_bytes"] += read.wire_bytes
+        if read.landed and read.lent is not None and read.lent.offer is not None:
+            path = self._t.transports[read.way.transport].path(read.lent.offer)
+            totals.sources[read.node_id] = None
+            totals.ways[read.way, path] = None
+        if read.ended_s is not None:
             num_bytes = len(read.keys) * read.slab.geometry.slot_bytes
             seconds = read.ended_s - read.asked_s
-            self._t.routes.measured(read.node_id, read.transport, num_bytes, seconds)
-            if read.lent is not None and read.lent.offer is not None:
-                read.peer.take_back(read.lent.offer)
-
-    def _note(self, read: Read) -> None:
-        totals = self._totals
-        if read.asked_s is not None:
-            totals.queue_s += read.asked_s - read.queued_s
-        if read.landed and read.lent is not None and read.lent.offer is not None:
-            path = self._t.transports[read.transport].path(read.lent.offer)
-            totals.sources[read.node_id] = None
-            totals.ways[read.transport, path] = None
+            self._t.routes.measured(read.node_id, read.way, num_bytes, seconds)
+            read.finish()
 
     def _failed(self, read: Read, error: Exception) -> None:
         """Give a read up; its remaining blocks may come from another place, once."""
@@ -380,16 +281,16 @@ class Fetch:
         return len(granted) == len(keys)
 
     def _give_back(self, read: Read) -> None:
-        """End a read that is not complete: free its slots, or quarantine them."""
-        if not read.complete:
-            rest = [key for key in read.keys[read.landed :] if key in self._granted]
-            self._over(read)
-            if read.transfer is None:
-                self._abort(rest)
-                return
-            read.transfer.cancel()
-            slots = [self._granted.pop(key) for key in rest]
-            self._t.quarantine(read, slots)
+        """End a read that is not complete: its slots are free once nothing writes to them."""
+        if read.complete:
+            return
+        slots = [self._granted.pop(key) for key in read.keys if key in self._granted]
+        self._over(read)
+        server, own_id, slab_id = self._t.server, self._t.own_id, self._slab_id
+        server.call(lambda core: core.disown(own_id(core), slab_id, slots))
+        read.give_up(
+            self._t, lambda: server.call(lambda core: core.abort(own_id(core), slab_id, slots))
+        )
 
     def _abort(self, keys: Sequence[bytes]) -> None:
         slots = [self._granted.pop(key) for key in keys if key in self._granted]
@@ -412,9 +313,9 @@ class Fetch:
             number=self.number,
             failure=str(failure or ""),
             sources=tuple(totals.sources),
-            transport=",".join(dict.fromkeys(way for way, _ in totals.ways)),
+            transport=",".join(dict.fromkeys(way.transport for way, _ in totals.ways)),
             path=",".join(dict.fromkeys(path for _, path in totals.ways)),
-            codec="raw" if totals.num_bytes else "",
+            codec=",".join(dict.fromkeys(way.codec for way, _ in totals.ways)),
             num_bytes=totals.num_bytes,
             wire_bytes=totals.wire_bytes,
             queue_s=totals.queue_s,

@@ -10,6 +10,7 @@ out, or who raced an eviction, finds the generation changed after its copy and r
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,11 @@ class LeaseRow:
         if not self._counts[slot]:
             del self._counts[slot]
             self._row[slot] = 0
+
+    def release_all(self, slots: Sequence[int]) -> None:
+        """Give one lease of each of these slots back."""
+        for slot in slots:
+            self.release(slot)
 
     def __len__(self) -> int:
         """Leases held, each slot once."""

@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # A source that failed is left alone for this long, twice as long each time it fails again.
 SUSPECT_S = 1.0
@@ -11,6 +12,13 @@ MAX_SUSPECT_S = 30.0
 # One read in so many takes a way that is not the best so far, so that a change is noticed.
 _EXPLORE_EVERY = 50
 _WEIGHT = 0.3  # of the newest measurement
+
+
+class Way(NamedTuple):
+    """How a block comes over; names."""
+
+    transport: str
+    codec: str
 
 
 @dataclass(slots=True)
@@ -26,51 +34,67 @@ class _Suspect:
 
 
 class Routes:
-    """Measured cost per (source, transport), and which sources are not to be trusted now."""
+    """Measured cost per source and way, and which sources are not to be trusted now."""
 
     def __init__(
-        self, only: str | None = None, now_s: Callable[[], float] = time.monotonic
+        self,
+        transport: str | None = None,
+        codec: str | None = None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`only` names the one transport that may be taken; None leaves the choice."""
-        self.only = only
+        """`transport` and `codec` name the only ones to take; None leaves the choice."""
+        self.transport, self.codec = transport, codec
         self._now_s = now_s
-        self._costs: dict[tuple[str, str], _Cost] = {}
+        self._costs: dict[tuple[str, Way], _Cost] = {}
         self._reads: dict[str, int] = defaultdict(int)
         self._suspects: dict[str, _Suspect] = {}
 
-    def choose(self, node_id: str, offered: Sequence[str], mine: Sequence[str]) -> str | None:
-        """A transport that both sides have; None if there is none, or the source is suspect.
+    def choose(
+        self, node_id: str, offered: Sequence[str], mine: Sequence[str], codecs: Sequence[str]
+    ) -> Way | None:
+        """The way that has cost least; None if there is none, or the source is suspect.
 
-        One that has not been measured counts as good until it is, in the order of `mine`.
+        Each is tried once first, then one read in `_EXPLORE_EVERY` measures the one that has
+        been measured least.
+
+        Args:
+            node_id: the source.
+            offered: its transports.
+            mine: this node's transports.
+            codecs: to choose from.
         """
-        common = [name for name in mine if name in offered and self.only in (None, name)]
-        if not common or self.is_suspect(node_id):
+        ways = [
+            Way(transport, codec)
+            for transport in mine
+            if transport in offered and self.transport in (None, transport)
+            for codec in codecs
+            if self.codec in (None, codec)
+        ]
+        if not ways or self.is_suspect(node_id):
             return None
         self._reads[node_id] += 1
-        first = self._costs.get((node_id, common[0]))
-        if first is None:
-            return common[0]
-        if self._reads[node_id] % _EXPLORE_EVERY == 0:
-            return min(common, key=lambda name: self._num_reads(node_id, name))
-        known = [name for name in common if (node_id, name) in self._costs]
-        return min(known, key=lambda name: self._costs[node_id, name].seconds_per_byte)
+        costs = {way: self._costs.get((node_id, way)) for way in ways}
+        least = min(ways, key=lambda way: cost.reads if (cost := costs[way]) else 0)
+        if costs[least] is None or self._reads[node_id] % _EXPLORE_EVERY == 0:
+            return least
+        known = {way: cost.seconds_per_byte for way, cost in costs.items() if cost is not None}
+        return min(known, key=lambda way: known[way])
 
-    def seconds_per_byte(self, node_id: str, transport: str) -> float | None:
-        """What reading has cost lately; None if it was never measured."""
-        cost = self._costs.get((node_id, transport))
-        return None if cost is None else cost.seconds_per_byte
-
-    def measured(self, node_id: str, transport: str, num_bytes: int, seconds: float) -> None:
-        """A read has ended well."""
+    def measured(self, node_id: str, way: Way, num_bytes: int, seconds: float) -> None:
+        """A read of so many bytes of KV has ended well."""
         self._suspects.pop(node_id, None)
         if num_bytes < 1 or seconds <= 0:
             return
-        cost = self._costs.get((node_id, transport))
+        cost = self._costs.get((node_id, way))
         if cost is None:
-            self._costs[node_id, transport] = _Cost(seconds / num_bytes)
+            self._costs[node_id, way] = _Cost(seconds / num_bytes)
         else:
             cost.seconds_per_byte += _WEIGHT * (seconds / num_bytes - cost.seconds_per_byte)
             cost.reads += 1
+
+    def costs(self) -> dict[tuple[str, Way], float]:
+        """Seconds per byte of KV by source and way, as measured lately."""
+        return {place: cost.seconds_per_byte for place, cost in self._costs.items()}
 
     def failed(self, node_id: str) -> None:
         """A source did not answer, or a read from it broke off."""
@@ -83,7 +107,3 @@ class Routes:
         """Whether a source is left alone now."""
         suspect = self._suspects.get(node_id)
         return suspect is not None and self._now_s() < suspect.until_s
-
-    def _num_reads(self, node_id: str, transport: str) -> int:
-        cost = self._costs.get((node_id, transport))
-        return 0 if cost is None else cost.reads

@@ -14,8 +14,8 @@ class RelaySettings:
         store: address of the node's store (an abstract Unix socket); None turns relay off.
         policy: as `kvrelay.policies.parse_policy` takes it.
         capacity_bytes: the store's capacity; used by whoever starts the store.
-        transport: how stores read from other nodes, `nixl` or `plasma`; None takes what has
-            proved fastest; used by whoever starts the store.
+        transport, codec: how stores read from other nodes, such as `nixl` or `plasma`, `raw`
+            or `split`; None takes what has proved fastest; used by whoever starts the store.
         load_deadline_s: a load that takes longer is given up and recomputed; > 0.
         max_loads_in_flight: concurrent loads of an engine; further requests recompute; >= 1.
         max_held_fraction: share of the engine's KV blocks that saves may hold; in (0, 1].
@@ -26,6 +26,7 @@ class RelaySettings:
     policy: str = "always"
     capacity_bytes: int = 2 << 30
     transport: str | None = None
+    codec: str | None = None
     load_deadline_s: float = 2.0
     max_loads_in_flight: int = 8
     max_held_fraction: float = 0.5

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from kvrelay.relay import protocol
-from kvrelay.relay.arena import Slab
 from kvrelay.relay.catalog import Catalog
-from kvrelay.relay.fetch import Fetch, Read
+from kvrelay.relay.codecs.base import NAMES as CODECS
+from kvrelay.relay.codecs.base import codec
+from kvrelay.relay.fetch import Fetch
 from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.lending import Ask, Lending, Lent
 from kvrelay.relay.routes import Routes
+from kvrelay.relay.scratch import Scratch
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
 from kvrelay.relay.transports.base import Offer, Span, Transfer, Transport
@@ -62,13 +64,13 @@ class Peer(Protocol):
         """Tell it that an offer is no longer read."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Quarantined:
+    """Memory that a read which was given up may still write to."""
+
     transfer: Transfer
-    slab_id: int
-    slots: list[int]
-    offer: Offer
-    peer: Peer
+    count: int  # slots or cells
+    free: Callable[[], None]
 
 
 class Transfers:
@@ -102,8 +104,10 @@ class Transfers:
         self._make_transports = make_transports
         self._rows: dict[int, LeaseRow] = {}
         self._own_id: int | None = None
-        self._registered: dict[str, set[int]] = {}
-        self._lending = Lending(server, self.transports, self.leases, self.register)
+        self._registered: set[int] = set()
+        self._scratches: dict[tuple[str, int], Scratch] = {}
+        self._scratches_lock = threading.Lock()
+        self._lending = Lending(server, self)
         self._fetches: dict[tuple[int, int], Fetch] = {}
         self._quarantine: list[_Quarantined] = []
         self._inbox: deque[Callable[[], None]] = deque()
@@ -151,6 +155,8 @@ class Transfers:
 
         def make() -> tuple[str, ...]:
             if not self.transports:
+                for name in CODECS:
+                    codec(name)
                 self.transports.update(self._make_transports())
             return tuple(self.transports)
 
@@ -158,7 +164,7 @@ class Transfers:
 
     def lend(self, ask: Ask) -> Lent:
         """Answer another node's store."""
-        return self.run(lambda: self._lending.lend(ask), 5.0)
+        return self._lending.lend(ask)
 
     def take_back(self, transport: str, number: int) -> None:
         """Another node's store no longer reads an offer."""
@@ -169,7 +175,7 @@ class Transfers:
         return {
             "fetches": len(self._fetches),
             "loans": len(self._lending),
-            "quarantined": sum(len(each.slots) for each in self._quarantine),
+            "quarantined": sum(each.count for each in self._quarantine),
             **dict(self.counters),
         }
 
@@ -193,24 +199,31 @@ class Transfers:
             self._rows[slab_id] = LeaseRow(core.slab(slab_id), self.own_id(core))
         return self._rows[slab_id]
 
-    def register(self, slab: Slab) -> None:
-        """Make a slab's slots known to every transport, once."""
-        g = slab.geometry
-        region = Span(slab.address(0), g.stride_bytes * g.num_slots)
-        for name, transport in self.transports.items():
-            known = self._registered.setdefault(name, set())
-            if region.address not in known:
-                known.add(region.address)
+    def register(self, region: Span) -> None:
+        """Make memory known to every transport, once."""
+        if region.address not in self._registered:
+            self._registered.add(region.address)
+            for transport in self.transports.values():
                 transport.register(region)
 
-    def quarantine(self, read: Read, slots: list[int]) -> None:
-        """Keep slots of a read that was given up until nothing can write to them."""
-        if read.transfer is None or read.lent is None or read.lent.offer is None:
-            raise AssertionError("a read that never began has nothing to quarantine")
-        self.server.call(lambda core: core.disown(self.own_id(core), read.slab_id, slots))
-        held = _Quarantined(read.transfer, read.slab_id, slots, read.lent.offer, read.peer)
-        self._quarantine.append(held)
+    def outbox(self, slot_bytes: int) -> Scratch:
+        """Memory for encoded blocks that are offered. Any thread."""
+        return self._scratch("outbox", slot_bytes)
+
+    def inbox(self, slot_bytes: int) -> Scratch:
+        """Memory that encoded blocks are read into."""
+        return self._scratch("inbox", slot_bytes)
+
+    def quarantine(self, transfer: Transfer, count: int, free: Callable[[], None]) -> None:
+        """Call `free` once nothing can write any more to what a transfer was given."""
+        self._quarantine.append(_Quarantined(transfer, count, free))
         self.counters["quarantines"] += 1
+
+    def _scratch(self, use: str, slot_bytes: int) -> Scratch:
+        with self._scratches_lock:
+            if (use, slot_bytes) not in self._scratches:
+                self._scratches[use, slot_bytes] = Scratch(slot_bytes)
+            return self._scratches[use, slot_bytes]
 
     def _post(self, work: Callable[[], object]) -> None:
         with self._wake:
@@ -276,17 +289,9 @@ class Transfers:
                 self._end(each, number)
 
     def _free_quarantined(self) -> None:
-        still = []
-        for held in self._quarantine:
+        for held in list(self._quarantine):
             with contextlib.suppress(Exception):
                 held.transfer.poll()  # moves it on; its failure is why it is here
             if held.transfer.quiet:
-                own, slab_id, slots = self._own_id, held.slab_id, held.slots
-                if own is not None:
-                    self.server.call(
-                        lambda core, o=own, b=slab_id, s=slots: core.abort(o, b, s)  # type: ignore[misc]
-                    )
-                held.peer.take_back(held.offer)
-            else:
-                still.append(held)
-        self._quarantine = still
+                self._quarantine.remove(held)
+                held.free()

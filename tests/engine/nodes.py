@@ -16,20 +16,23 @@ from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.client import StoreClient
 from kvrelay.relay.directory import Batch, Cursor, DirectoryCore
 from kvrelay.relay.lending import Ask, Lent
+from kvrelay.relay.routes import Routes
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import Entry, StoreCore
 from kvrelay.relay.transfer import Transfers
-from kvrelay.relay.transports.base import Offer, TransferError
+from kvrelay.relay.transports.base import Offer, TransferError, Transport
 from kvrelay.relay.transports.memory import MemoryTransport
 
 
 class Node:
     """One node's store."""
 
-    def __init__(self, wire: "Wire", name: str, capacity_bytes: int) -> None:
+    def __init__(
+        self, wire: "Wire", name: str, capacity_bytes: int, transport: Transport, codec: str
+    ) -> None:
         self.name, self.wire = name, wire
         self.address = f"kvrelay-test-{uuid.uuid4().hex}"
-        self.transport = MemoryTransport()
+        self.transport = transport
         core = StoreCore(capacity_bytes, time.monotonic_ns)
         self.catalog = Catalog(core.incarnation)
         self.server = StoreServer(core, self.address, self.catalog, self._changed)
@@ -38,7 +41,8 @@ class Node:
             catalog=self.catalog,
             node_id=name,
             peer=wire.peer,
-            make_transports=lambda: {"memory": self.transport},
+            make_transports=lambda: {self.transport.name: self.transport},
+            routes=Routes(codec=codec),
         )
         self.ways = self.transfers.warm_up()
         self.cursor: Cursor | None = None
@@ -86,8 +90,15 @@ class Wire:
         self.delay_s = 0.0
         self.on_ask: Callable[[Ask], None] = lambda ask: None
 
-    def add(self, name: str, capacity_bytes: int = 64 << 20) -> Node:
-        node = self.nodes[name] = Node(self, name, capacity_bytes)
+    def add(
+        self,
+        name: str,
+        capacity_bytes: int = 64 << 20,
+        transport: Transport | None = None,
+        codec: str = "raw",
+    ) -> Node:
+        transport = transport or MemoryTransport()
+        node = self.nodes[name] = Node(self, name, capacity_bytes, transport, codec)
         node.publish()
         return node
 

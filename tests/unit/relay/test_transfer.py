@@ -110,9 +110,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture
-def nodes(wire: Wire) -> tuple[Node, Node]:
-    return wire.add("n1"), wire.add("n2")
+@pytest.fixture(params=["raw", "split"])
+def nodes(request: pytest.FixtureRequest, wire: Wire) -> tuple[Node, Node]:
+    return wire.add("n1", codec=request.param), wire.add("n2", codec=request.param)
 
 
 @pytest.fixture
@@ -131,12 +131,19 @@ def share(node: Node, reader: Reader, seed: int, count: int) -> list[bytes]:
     return keys
 
 
+def stalled(nodes: tuple[Node, Node], per_read: int) -> int:
+    """How many of eight blocks come if every read stalls: encoded ones come in two reads."""
+    return per_read if nodes[1].transfers.routes.codec == "raw" else 2 * per_read
+
+
 def test_blocks_come_over_whole_and_stay(nodes: tuple[Node, Node], reader: Reader) -> None:
     keys = share(nodes[0], reader, 1, 40)
     ended = reader.fetch(keys)
     assert (ended.failure, ended.sources, ended.path) == ("", ("n1",), "memory")
-    assert (ended.num_bytes, ended.wire_bytes) == (40 * SLOT, 40 * SLOT)
-    assert reader.good(ended.number) == keys
+    assert ended.num_bytes == 40 * SLOT
+    assert ended.codec == nodes[1].transfers.routes.codec
+    assert ended.wire_bytes == 40 * SLOT if ended.codec == "raw" else 0 < ended.wire_bytes
+    assert sorted(reader.good(ended.number)) == sorted(keys)
     reader.fetches.end(ended.number)
     again = reader.fetch(keys)  # by now this node has them itself
     assert (again.failure, again.num_bytes) == ("", 0)
@@ -151,11 +158,11 @@ def test_blocks_land_while_later_ones_are_on_their_way(
     keys = share(nodes[0], reader, 2, 8)
     nodes[0].transport.faults.stall_after = 3
     number = reader.start(keys)
-    wait_for(lambda: len(reader.good(number)) == 3)
+    wait_for(lambda: len(reader.good(number)) == stalled(nodes, 3))
     assert number not in reader.ended
     nodes[0].transport.faults.stall_after = None
     assert reader.wait(number).failure == ""
-    assert reader.good(number) == keys
+    assert sorted(reader.good(number)) == sorted(keys)
     reader.fetches.end(number)
 
 
@@ -166,12 +173,15 @@ def test_a_stalled_source_is_given_up_and_its_late_bytes_harm_nobody(
     nodes[0].transport.faults.stall_after = 3
     ended = reader.fetch(keys, seconds=0.3)
     assert ended.failure == "load_deadline"
-    assert reader.good(ended.number) == keys[:3]
+    landed = reader.good(ended.number)
+    assert set(landed) >= set(keys[:3])
+    assert len(landed) == stalled(nodes, 3)
     reader.fetches.end(ended.number)
     node = reader.node
-    wait_for(lambda: node.transfers.run(node.transfers.stats)["quarantined"] == 5)
+    rest = 8 - len(landed)
+    wait_for(lambda: node.transfers.run(node.transfers.stats)["quarantined"] == rest)
     # Meanwhile the keys are free: the engine computes and saves the blocks itself.
-    put(node, chain(3, 8)[3:], SLOT, SIZE)
+    put(node, [block for block in chain(3, 8) if block[0] not in landed], SLOT, SIZE)
     nodes[0].transport.faults.stall_after = None
     wait_for(lambda: idle(node), 10.0)
     again = reader.fetch(keys)
@@ -184,7 +194,7 @@ def test_corrupt_bytes_never_become_visible(nodes: tuple[Node, Node], reader: Re
     nodes[0].transport.faults.corrupt = {2}
     ended = reader.fetch(keys)
     assert ended.failure == "load_corrupt"
-    assert reader.good(ended.number) in (keys[:2], [])
+    assert not set(reader.good(ended.number)) & set(keys[2:4])
     held = reader.node.server.call(lambda core: [core.held(0, key) for key in keys[2:4]])
     assert held == [None, None]
     reader.fetches.end(ended.number)
@@ -192,10 +202,12 @@ def test_corrupt_bytes_never_become_visible(nodes: tuple[Node, Node], reader: Re
 
 def test_a_source_that_breaks_off_costs_the_rest(nodes: tuple[Node, Node], reader: Reader) -> None:
     keys = share(nodes[0], reader, 5, 6)
-    nodes[0].transport.faults.fail_after = 4
+    nodes[0].transport.faults.fail_after = 1
     ended = reader.fetch(keys)
     assert ended.failure == "transfer_failed"
-    assert reader.good(ended.number) == keys[:4]
+    landed = reader.good(ended.number)
+    assert keys[0] in landed
+    assert not set(landed) & set(keys[1:4])
     reader.fetches.end(ended.number)
     # It is left alone for a while: at once, not after another attempt.
     assert reader.fetch(keys).failure == "source_lost"
@@ -204,7 +216,8 @@ def test_a_source_that_breaks_off_costs_the_rest(nodes: tuple[Node, Node], reade
 def test_the_rest_comes_from_another_place(
     wire: Wire, nodes: tuple[Node, Node], reader: Reader
 ) -> None:
-    third = wire.add("n3")
+    third = wire.add("n3", codec="raw")
+    nodes[1].transfers.routes.codec = "raw"
     keys = share(nodes[0], reader, 6, 6)
     put(third, chain(6, 6), SLOT, SIZE)
     wait_for(lambda: all(len(reader.node.catalog.places(key)) == 2 for key in keys))
@@ -259,7 +272,7 @@ def test_two_engines_waiting_for_one_block_read_it_once(
     keys = share(nodes[0], reader, 10, 8)
     nodes[0].transport.faults.stall_after = 2
     first, second = reader.start(keys), other.start(keys)
-    wait_for(lambda: len(reader.good(first)) == 2)
+    wait_for(lambda: len(reader.good(first)) == stalled(nodes, 2))
     nodes[0].transport.faults.stall_after = None
     assert reader.wait(first).num_bytes + other.wait(second).num_bytes == 8 * SLOT
     assert sorted(reader.good(first)) == sorted(other.good(second)) == sorted(keys)
@@ -273,7 +286,7 @@ def test_a_reader_that_dies_leaves_nothing(nodes: tuple[Node, Node], reader: Rea
     nodes[0].transport.faults.stall_after = 3
     victim = Reader(reader.node)
     number = victim.start(keys)
-    wait_for(lambda: len(victim.good(number)) == 3)
+    wait_for(lambda: len(victim.good(number)) == stalled(nodes, 3))
     victim.close()
     assert victim.wait(number).failure == "store_unavailable"
     nodes[0].transport.faults.stall_after = None
