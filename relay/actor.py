@@ -16,7 +16,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from kvrelay.relay import memory
+from kvrelay.relay import health, memory, probe
 from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.directory import SILENCE_S, Batch, Changes, Cursor, DirectoryCore
 from kvrelay.relay.errors import RelayError, StoreUnavailable
@@ -126,6 +126,32 @@ class KVStore:
     def take_back(self, transport: str, number: int) -> None:
         """Another node's store has read what it was lent."""
         self._transfers.take_back(transport, number)
+
+    def lend_probe(self, transport: str, count: int, num_bytes: int) -> Lent:
+        """See `probe.lend_probe`."""
+        return probe.lend_probe(self._transfers, transport, count, num_bytes)
+
+    def probe(self, source: str) -> list[probe.Probed]:
+        """Measure reading from another node by every transport that both have."""
+        actor = ray.get_actor(store_name(source), namespace=NAMESPACE)
+        offered = self._catalog.nodes().get(source, ())
+        return [
+            probe.probe(
+                self._transfers,
+                source,
+                transport,
+                lambda count, size, way=transport: ray.get(  # type: ignore[misc]
+                    actor.lend_probe.remote(way, count, size), timeout=probe.TIMEOUT_S
+                ),
+                lambda lent, way=transport: actor.take_back.remote(way, lent.offer.number),  # type: ignore[misc]
+            )
+            for transport in self._ready
+            if transport in offered
+        ]
+
+    def health(self) -> dict[str, str | int]:
+        """What about this process and its node decides how well it can relay."""
+        return health.look()
 
     def set_route(self, transport: str | None, codec: str | None) -> None:
         """Read in this way from now on, None: in the best; for operators and benchmarks."""

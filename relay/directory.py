@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 SILENCE_S = 3.0
-_LOG_BLOCKS = 50_000
+_LOG_BLOCKS = 2_000  # whoever is further behind is told everything
 
 
 @dataclass(frozen=True, slots=True)

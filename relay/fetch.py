@@ -93,9 +93,7 @@ class Fetch:
         slots, self._leased = self._leased, []
 
         if slots:
-            self._t.server.call(
-                lambda core: self._t.leases(core, self._slab_id).release_all(slots)
-            )
+            self._t.server.call(lambda core: self._t.leases(core, self._slab_id).release_all(slots))
 
     @property
     def expired(self) -> bool:

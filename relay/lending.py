@@ -152,6 +152,26 @@ class Lending:
             return Lent((), None, str(error))
         return Lent(tuple(blocks), offer)
 
+    def lend_cells(
+        self, transport: str, scratch: Scratch, count: int, num_bytes: int, seconds: float
+    ) -> Lent:
+        """Offer the beginnings of cells that nobody uses. Not in the transfer thread."""
+        mover = self._hub.transports.get(transport)
+        cells = scratch.take(count, OUTBOX_WAIT_S)
+        if mover is None or cells is None:
+            return Lent((), None, f"no transport '{transport}', or no room")
+        spans = [scratch.span(cell, num_bytes) for cell in cells]
+        until_s = self._now_s() + seconds + GRACE_S
+        release = partial(scratch.give_back, cells)
+        try:
+            return Lent(
+                (),
+                self._hub.run(lambda: self._offer(mover, scratch.region, spans, until_s, release)),
+            )
+        except (RelayError, TimeoutError) as error:
+            release()
+            return Lent((), None, str(error))
+
     def take_back(self, transport: str, number: int) -> None:
         """The reader is done with an offer; harmless if it has ended."""
         loan = self._loans.pop((transport, number), None)

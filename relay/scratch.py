@@ -1,6 +1,7 @@
 """Memory in which encoded blocks wait: for their reader, or to be decoded."""
 
 import mmap
+import os
 import threading
 
 import numpy as np
@@ -13,12 +14,18 @@ _PAGE = 4096
 
 
 class Scratch:
-    """Equal cells, each of which holds any encoding of one block. Safe for several threads."""
+    """Equal cells, each of which holds any encoding of one block. Safe for several threads.
+
+    One memfd, like a slab: a transport's own process can map it, and it leaves no file behind.
+    """
 
     def __init__(self, slot_bytes: int, num_bytes: int = SCRATCH_BYTES) -> None:
         """Cells for blocks of `slot_bytes`, as many as fit `num_bytes`, at least four."""
         self._stride = -(-max_encoded_bytes(slot_bytes) // _PAGE) * _PAGE
-        self._map = mmap.mmap(-1, self._stride * max(4, num_bytes // self._stride))
+        total_bytes = self._stride * max(4, num_bytes // self._stride)
+        self._fd = os.memfd_create("kvrelay-scratch", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, total_bytes)
+        self._map = mmap.mmap(self._fd, total_bytes)
         self._view = memoryview(self._map)
         self._base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self._free = list(range(len(self._map) // self._stride))

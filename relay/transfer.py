@@ -166,6 +166,13 @@ class Transfers:
         """Answer another node's store."""
         return self._lending.lend(ask)
 
+    def lend_memory(
+        self, transport: str, slot_bytes: int, count: int, num_bytes: int, seconds: float
+    ) -> Lent:
+        """Offer memory that holds nothing, to be read by a probe."""
+        scratch = self.outbox(slot_bytes)
+        return self._lending.lend_cells(transport, scratch, count, num_bytes, seconds)
+
     def take_back(self, transport: str, number: int) -> None:
         """Another node's store no longer reads an offer."""
         self._post(lambda: self._lending.take_back(transport, number))

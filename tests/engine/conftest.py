@@ -13,6 +13,7 @@ from nodes import Node, Wire
 from kvrelay.relay.client import StoreClient
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
+from kvrelay.relay.transports.isolated import IsolatedTransport
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +95,7 @@ class Settled:
 def wire() -> Iterator[Wire]:
     wire = Wire()
     for name in ("n1", "n2"):
-        wire.add(name)
+        wire.add(name, more={"nixl": IsolatedTransport()})
     yield wire
     wire.close()
 

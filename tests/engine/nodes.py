@@ -12,9 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import xxhash
 
+from kvrelay.relay import protocol
 from kvrelay.relay.catalog import Catalog
-from kvrelay.relay.client import StoreClient
+from kvrelay.relay.client import Attachment, StoreClient
+from kvrelay.relay.connector.fetches import Fetches
 from kvrelay.relay.directory import Batch, Cursor, DirectoryCore
+from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.lending import Ask, Lent
 from kvrelay.relay.routes import Routes
 from kvrelay.relay.server import StoreServer
@@ -23,16 +27,24 @@ from kvrelay.relay.transfer import Transfers
 from kvrelay.relay.transports.base import Offer, TransferError, Transport
 from kvrelay.relay.transports.memory import MemoryTransport
 
+SLOT, SIZE = 8192, 4
+ROOT = root_key(bytes(32))
+
 
 class Node:
     """One node's store."""
 
     def __init__(
-        self, wire: "Wire", name: str, capacity_bytes: int, transport: Transport, codec: str
+        self,
+        wire: "Wire",
+        name: str,
+        capacity_bytes: int,
+        codec: str,
+        more: dict[str, Transport] | None,
     ) -> None:
         self.name, self.wire = name, wire
         self.address = f"kvrelay-test-{uuid.uuid4().hex}"
-        self.transport = transport
+        self.transport = MemoryTransport()
         core = StoreCore(capacity_bytes, time.monotonic_ns)
         self.catalog = Catalog(core.incarnation)
         self.server = StoreServer(core, self.address, self.catalog, self._changed)
@@ -41,7 +53,7 @@ class Node:
             catalog=self.catalog,
             node_id=name,
             peer=wire.peer,
-            make_transports=lambda: {self.transport.name: self.transport},
+            make_transports=lambda: {self.transport.name: self.transport, **(more or {})},
             routes=Routes(codec=codec),
         )
         self.ways = self.transfers.warm_up()
@@ -94,11 +106,11 @@ class Wire:
         self,
         name: str,
         capacity_bytes: int = 64 << 20,
-        transport: Transport | None = None,
         codec: str = "raw",
+        more: dict[str, Transport] | None = None,
     ) -> Node:
-        transport = transport or MemoryTransport()
-        node = self.nodes[name] = Node(self, name, capacity_bytes, transport, codec)
+        """A node; `more` transports are there beside the one in memory."""
+        node = self.nodes[name] = Node(self, name, capacity_bytes, codec, more)
         node.publish()
         return node
 
@@ -153,7 +165,10 @@ class WireAnswer:
 
 
 def put(
-    node: Node, blocks: list[tuple[bytes, bytes, bytes]], slot_bytes: int, block_tokens: int
+    node: Node,
+    blocks: list[tuple[bytes, bytes, bytes]],
+    slot_bytes: int = SLOT,
+    block_tokens: int = SIZE,
 ) -> None:
     """Write blocks (key, parent, packed tokens); the bytes of each are its key, repeated."""
     client = node.client()
@@ -167,3 +182,92 @@ def put(
         entries.append(Entry(slot, key, parent, tokens, checksum))
     client.commit(slab_id, entries)
     client.close()
+
+
+def chain(seed: int, count: int) -> list[tuple[bytes, bytes, bytes]]:
+    blocks = []
+    parent = ROOT
+    for number in range(count):
+        tokens = pack_tokens([seed, number, 0, 0])
+        key = child_key(parent, tokens)
+        blocks.append((bytes(key), bytes(parent), tokens))
+        parent = BlockKey(key)
+    return blocks
+
+
+class Reader:
+    """An engine's worker, as far as fetching goes."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.landed: dict[int, list[protocol.LandedBlock]] = {}
+        self.ended: dict[int, protocol.FetchEnded] = {}
+        self.news = threading.Condition()
+        self.fetches = Fetches(self._on_landed, self._on_ended)
+        self.client = StoreClient(node.address, "worker")
+        slab_id, self.slab, catalog = self.client.open_slab(SLOT, SIZE)
+        row = LeaseRow(self.slab, self.client.client_id)
+        self.attachment = Attachment(self.client, slab_id, self.slab, row, catalog, node.address)
+        self.number = 0
+
+    def start(self, keys: list[bytes], seconds: float = 5.0) -> int:
+        self.number += 1
+        deadline_ns = time.monotonic_ns() + int(seconds * 1e9)
+        self.fetches.start(self.attachment, self.number, keys, deadline_ns)
+        return self.number
+
+    def wait(self, number: int, timeout_s: float = 10.0) -> protocol.FetchEnded:
+        with self.news:
+            assert self.news.wait_for(lambda: number in self.ended, timeout_s)
+        return self.ended[number]
+
+    def fetch(self, keys: list[bytes], seconds: float = 5.0) -> protocol.FetchEnded:
+        return self.wait(self.start(keys, seconds))
+
+    def good(self, number: int) -> list[bytes]:
+        """Keys that landed, in order, after a look at every byte."""
+        for block in self.landed.get(number, []):
+            assert bytes(self.slab.data(block.slot)) == (block.key * SLOT)[:SLOT]
+            assert self.slab.state(block.slot) == block.state
+        return [block.key for block in self.landed.get(number, [])]
+
+    def _on_landed(self, number: int, blocks: list[protocol.LandedBlock]) -> None:
+        with self.news:
+            self.landed.setdefault(number, []).extend(blocks)
+            self.news.notify_all()
+
+    def _on_ended(self, number: int, ended: protocol.FetchEnded) -> None:
+        with self.news:
+            self.ended[number] = ended
+            self.news.notify_all()
+
+    def close(self) -> None:
+        self.fetches.close()
+        self.client.close()
+
+
+def idle(node: Node) -> bool:
+    stats = node.server.call(StoreCore.stats)
+    moving = node.transfers.run(node.transfers.stats)
+    return (stats["reserved"], stats["leases"]) == (0, 0) and (
+        moving["fetches"],
+        moving["loans"],
+        moving["quarantined"],
+        moving.get("faults", 0),
+    ) == (0, 0, 0, 0)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "condition did not come true"
+        time.sleep(0.01)
+
+
+def share(node: Node, reader: Reader, seed: int, count: int) -> list[bytes]:
+    """Put blocks on a node and wait until the reader's node has heard of them."""
+    blocks = chain(seed, count)
+    put(node, blocks, SLOT, SIZE)
+    keys = [key for key, _, _ in blocks]
+    wait_for(lambda: all(reader.node.catalog.places(key) for key in keys))
+    return keys

@@ -1,5 +1,7 @@
 """A relayed prefix is bit for bit what the engine would have had."""
 
+from collections.abc import Iterator
+
 import pytest
 from harness import BLOCK, Engine, text_tokens
 
@@ -7,10 +9,23 @@ Pair = tuple[Engine, Engine]
 OTHER = [7, 11, 13, 17]
 
 
-@pytest.fixture(params=["near_pair", "distant_pair"], ids=["one-node", "two-nodes"])
-def pair(request: pytest.FixtureRequest) -> Pair:
+WAYS = [None, ("memory", "raw"), ("nixl", "raw"), ("nixl", "lz4"), ("nixl", "split")]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: "-".join(way) if way else "one-node")
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A and B on one node, or each on its own, between stores without Ray (nodes.py)."""
-    return request.getfixturevalue(request.param)
+    way = request.param
+    if way is None:
+        yield request.getfixturevalue("near_pair")
+        return
+    pair = request.getfixturevalue("distant_pair")
+    wire = request.getfixturevalue("wire")
+    for node in wire.nodes.values():
+        node.transfers.routes.transport, node.transfers.routes.codec = way
+    yield pair
+    fetched = wire.nodes["n2"].transfers.counters
+    assert fetched["failed_transfer_failed"] == 0
 
 
 @pytest.mark.parametrize(

@@ -1,83 +1,13 @@
 """Store to store on several nodes of one process, with faults at will."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-from nodes import Node, Wire, put
+from nodes import SIZE, SLOT, Node, Reader, Wire, chain, idle, put, share, wait_for
 
-from kvrelay.relay import protocol
-from kvrelay.relay.client import Attachment, StoreClient
-from kvrelay.relay.connector.fetches import Fetches
-from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
-from kvrelay.relay.leases import LeaseRow
-from kvrelay.relay.store import StoreCore
-
-SLOT, SIZE = 8192, 4
-ROOT = root_key(bytes(32))
-
-
-def chain(seed: int, count: int) -> list[tuple[bytes, bytes, bytes]]:
-    blocks = []
-    parent = ROOT
-    for number in range(count):
-        tokens = pack_tokens([seed, number, 0, 0])
-        key = child_key(parent, tokens)
-        blocks.append((bytes(key), bytes(parent), tokens))
-        parent = BlockKey(key)
-    return blocks
-
-
-class Reader:
-    """An engine's worker, as far as fetching goes."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.landed: dict[int, list[protocol.LandedBlock]] = {}
-        self.ended: dict[int, protocol.FetchEnded] = {}
-        self.news = threading.Condition()
-        self.fetches = Fetches(self._on_landed, self._on_ended)
-        self.client = StoreClient(node.address, "worker")
-        slab_id, self.slab, catalog = self.client.open_slab(SLOT, SIZE)
-        row = LeaseRow(self.slab, self.client.client_id)
-        self.attachment = Attachment(self.client, slab_id, self.slab, row, catalog, node.address)
-        self.number = 0
-
-    def start(self, keys: list[bytes], seconds: float = 5.0) -> int:
-        self.number += 1
-        deadline_ns = time.monotonic_ns() + int(seconds * 1e9)
-        self.fetches.start(self.attachment, self.number, keys, deadline_ns)
-        return self.number
-
-    def wait(self, number: int, timeout_s: float = 10.0) -> protocol.FetchEnded:
-        with self.news:
-            assert self.news.wait_for(lambda: number in self.ended, timeout_s)
-        return self.ended[number]
-
-    def fetch(self, keys: list[bytes], seconds: float = 5.0) -> protocol.FetchEnded:
-        return self.wait(self.start(keys, seconds))
-
-    def good(self, number: int) -> list[bytes]:
-        """Keys that landed, in order, after a look at every byte."""
-        for block in self.landed.get(number, []):
-            assert bytes(self.slab.data(block.slot)) == (block.key * SLOT)[:SLOT]
-            assert self.slab.state(block.slot) == block.state
-        return [block.key for block in self.landed.get(number, [])]
-
-    def _on_landed(self, number: int, blocks: list[protocol.LandedBlock]) -> None:
-        with self.news:
-            self.landed.setdefault(number, []).extend(blocks)
-            self.news.notify_all()
-
-    def _on_ended(self, number: int, ended: protocol.FetchEnded) -> None:
-        with self.news:
-            self.ended[number] = ended
-            self.news.notify_all()
-
-    def close(self) -> None:
-        self.fetches.close()
-        self.client.close()
+from kvrelay.relay.lending import Lent
+from kvrelay.relay.probe import lend_probe, probe
 
 
 @pytest.fixture
@@ -92,24 +22,6 @@ def wire() -> Iterator[Wire]:
     wire.close()
 
 
-def idle(node: Node) -> bool:
-    stats = node.server.call(StoreCore.stats)
-    moving = node.transfers.run(node.transfers.stats)
-    return (stats["reserved"], stats["leases"]) == (0, 0) and (
-        moving["fetches"],
-        moving["loans"],
-        moving["quarantined"],
-        moving.get("faults", 0),
-    ) == (0, 0, 0, 0)
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "condition did not come true"
-        time.sleep(0.01)
-
-
 @pytest.fixture(params=["raw", "split"])
 def nodes(request: pytest.FixtureRequest, wire: Wire) -> tuple[Node, Node]:
     return wire.add("n1", codec=request.param), wire.add("n2", codec=request.param)
@@ -120,15 +32,6 @@ def reader(nodes: tuple[Node, Node]) -> Iterator[Reader]:
     reader = Reader(nodes[1])
     yield reader
     reader.close()
-
-
-def share(node: Node, reader: Reader, seed: int, count: int) -> list[bytes]:
-    """Put blocks on a node and wait until the reader's node has heard of them."""
-    blocks = chain(seed, count)
-    put(node, blocks, SLOT, SIZE)
-    keys = [key for key, _, _ in blocks]
-    wait_for(lambda: all(reader.node.catalog.places(key) for key in keys))
-    return keys
 
 
 def stalled(nodes: tuple[Node, Node], per_read: int) -> int:
@@ -142,7 +45,7 @@ def test_blocks_come_over_whole_and_stay(nodes: tuple[Node, Node], reader: Reade
     assert (ended.failure, ended.sources, ended.path) == ("", ("n1",), "memory")
     assert ended.num_bytes == 40 * SLOT
     assert ended.codec == nodes[1].transfers.routes.codec
-    assert ended.wire_bytes == 40 * SLOT if ended.codec == "raw" else 0 < ended.wire_bytes
+    assert ended.wire_bytes == 40 * SLOT if ended.codec == "raw" else ended.wire_bytes > 0
     assert sorted(reader.good(ended.number)) == sorted(keys)
     reader.fetches.end(ended.number)
     again = reader.fetch(keys)  # by now this node has them itself
@@ -295,3 +198,21 @@ def test_a_reader_that_dies_leaves_nothing(nodes: tuple[Node, Node], reader: Rea
 
 def test_nobody_knows_the_block(reader: Reader) -> None:
     assert reader.fetch([bytes(32)]).failure == "source_lost"
+
+
+def test_a_link_can_be_measured(nodes: tuple[Node, Node]) -> None:
+    source, reader = nodes
+
+    def take_back(lent: Lent) -> None:
+        assert lent.offer is not None
+        source.transfers.take_back("memory", lent.offer.number)
+
+    def ask(count: int, num_bytes: int) -> Lent:
+        return lend_probe(source.transfers, "memory", count, num_bytes)
+
+    probed = probe(reader.transfers, "n1", "memory", ask, take_back)
+    assert (probed.failure, probed.path) == ("", "memory")
+    assert probed.latency_s > 0
+    assert probed.gb_per_s > 0
+    source.transport.faults.fail_after = 0
+    assert "broke off" in probe(reader.transfers, "n1", "memory", ask, take_back).failure
