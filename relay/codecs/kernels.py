@@ -187,6 +187,8 @@ def unpack_exponents(payload: Octets, values: Words) -> int:
         mantissas_at = at + _CHUNK_HEAD
         codes_at = mantissas_at + chunk.size
         end = codes_at + codes.size
+        if end > payload.size:
+            return -1
         num_escapes = int(payload[at + 1]) | int(payload[at + 2]) << 8
         if num_escapes > payload.size - end:
             return -1

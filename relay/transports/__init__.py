@@ -9,9 +9,9 @@ logger = logging.getLogger(__name__)
 
 
 def _nixl() -> Transport:
-    from kvrelay.relay.transports.nixl import NixlTransport
+    from kvrelay.relay.transports.isolated import IsolatedTransport
 
-    return NixlTransport()
+    return IsolatedTransport()
 
 
 def _plasma() -> Transport:
@@ -28,7 +28,9 @@ def make_transports() -> dict[str, Transport]:
     made: dict[str, Transport] = {}
     for name, make in _MAKERS.items():
         try:
-            made[name] = make()
+            transport = make()
+            transport.warm_up()
+            made[name] = transport
         except Exception as error:
             logger.warning("no transport '%s' on this node: %s", name, error)
     return made

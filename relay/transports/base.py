@@ -63,7 +63,7 @@ class Transfer(ABC):
     @property
     @abstractmethod
     def quiet(self) -> bool:
-        """Whether nothing will write any target from now on.
+        """Whether nothing will write any target from now on; learnt in `poll`.
 
         A read that timed out still writes when its source comes back: its targets must not be
         reused before this is True.
@@ -75,7 +75,7 @@ class Transport(ABC):
 
     name: ClassVar[str]
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> None:  # noqa: B027  not every transport has something to do
         """Do now what the first offer or read would have to wait for; may take a second.
 
         Raises:

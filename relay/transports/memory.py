@@ -51,7 +51,7 @@ class _Read(Transfer):
         self._steps = 0
         self._cancelled = False
         self._failure: str | None = None
-        self.ended = not self._pairs
+        self.ended = self._quiet = not self._pairs
 
     def step(self, faults: Faults) -> None:
         """The source's part."""
@@ -69,9 +69,11 @@ class _Read(Transfer):
         ctypes.memmove(target.address, span.address, target.num_bytes)
         if self._landed in faults.corrupt:
             ctypes.c_uint8.from_address(target.address).value ^= 0xFF
+        if self._cancelled:  # ends with the span that was on its way, which counts no more
+            self.ended = True
+            return
         self._landed += 1
-        # A cancelled read ends with the span that was on its way.
-        self.ended = self._cancelled or self._landed == len(self._pairs)
+        self.ended = self._landed == len(self._pairs)
 
     def end(self, failure: str) -> None:
         """Break off; nothing more is written."""
@@ -79,6 +81,7 @@ class _Read(Transfer):
         self.ended = True
 
     def poll(self) -> int:
+        self._quiet = self.ended
         if self._failure is not None and self._told == self._landed:
             raise TransferError(self._failure)
         self._told = self._landed
@@ -91,7 +94,7 @@ class _Read(Transfer):
 
     @property
     def quiet(self) -> bool:
-        return self.ended
+        return self._quiet
 
 
 class MemoryTransport(Transport):

@@ -1,0 +1,82 @@
+"""NIXL's surroundings: the environment it starts in, the memory that can be shared with it."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transfer_hosts import ProcessHost
+from transfer_ways import REGION_BYTES
+
+from kvrelay.relay.transports.base import Span, TransferError
+from kvrelay.relay.transports.isolated import IsolatedTransport, shared_file
+
+PARTS = [(0, 1 << 20)]
+MakeHost = Callable[..., ProcessHost]
+
+
+@pytest.fixture
+def host() -> Iterator[MakeHost]:
+    made = []
+
+    def make(kind: str, **env: str) -> ProcessHost:
+        made.append(ProcessHost(kind, REGION_BYTES, {"UCX_TLS": "tcp", **env}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        assert each.close() == 0
+
+
+def ucx_settings(host: ProcessHost) -> Any:
+    return host.call(
+        "execute", "import os; result = {k: v for k, v in os.environ.items() if k[:4] == 'UCX_'}"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nixl", "isolated"])
+def test_the_users_settings_stand(kind: str, host: MakeHost, tmp_path: Path) -> None:
+    own = {"UCX_LOG_FILE": str(tmp_path / "%p.log"), "UCX_LOG_LEVEL": "info"}
+    source, reader = host(kind), host(kind, **own)
+    offer = source.call("offer", PARTS)
+    reader.call("fetch", offer, PARTS)
+    assert ucx_settings(source) == {"UCX_TLS": "tcp"}  # nothing of ours is left for children
+    assert ucx_settings(reader) == {"UCX_TLS": "tcp", **own}
+    assert reader.call("path", offer) == "unknown"
+    (log,) = tmp_path.iterdir()
+    reader.close()
+    assert "INFO" in log.read_text()
+    assert "DEBUG" not in log.read_text()
+
+
+@pytest.mark.slow
+def test_torch_is_not_loaded(host: MakeHost) -> None:
+    party = host("nixl")
+    party.call("warm_up")
+    loaded = party.call("execute", "import sys; result = sorted(sys.modules)")
+    assert "nixl_cu12._bindings" in loaded
+    assert not {"torch", "ray", "vllm"} & set(loaded)
+
+
+def test_shared_memory_is_found_by_its_address() -> None:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 1 << 20)
+    mapping = mmap.mmap(fd, (1 << 20) - 8192, offset=8192)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    found, offset = shared_file(Span(address + 4096, 4096))
+    try:
+        assert os.fstat(found).st_ino == os.fstat(fd).st_ino
+        assert offset == 8192 + 4096
+    finally:
+        os.close(found)
+    os.close(fd)
+
+
+def test_private_memory_cannot_be_isolated() -> None:
+    buffer = ctypes.create_string_buffer(1 << 20)
+    with pytest.raises(TransferError, match="shared memory"):
+        IsolatedTransport().register(Span(ctypes.addressof(buffer), 1 << 20))
