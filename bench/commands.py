@@ -141,6 +141,103 @@ def miss(
     )
 
 
+@app.command()
+def codecs(
+    *,
+    tokens: Annotated[
+        int, typer.Option(help="of real text whose KV is measured on", min=1)
+    ] = 20_480,
+    repeats: Annotated[int, typer.Option(help="passes of each codec over all blocks", min=1)] = 9,
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    model: Model = "demo",
+    seed: Seed = 1,
+    quiet_wait: QuietWait = 10.0,
+    smoke: Smoke = False,
+) -> None:
+    """What the lossless codecs make of real KV, how fast, and on which links that pays.
+
+    An engine computes the KV of real text (about a minute for 20,000 tokens on two cores) and
+    saves it to a store; then each block goes through each codec and has to come back as it was.
+    The last column is what to compare a link with: on a slower one the codec saves time.
+
+    Examples:
+
+      kvrelay bench codecs --smoke
+
+      kvrelay bench codecs --tokens 20480 --repeats 9 --json codecs.json
+    """
+    from kvrelay.bench import run_codecs
+
+    run_codecs.main(
+        run_codecs.Options(
+            tokens=run_codecs.SMOKE_TOKENS if smoke else tokens,
+            repeats=1 if smoke else repeats,
+            json_file=json_file,
+            samples_file=samples_file,
+            model=model,
+            seed=seed,
+            quiet_wait_s=quiet_wait,
+            smoke=smoke,
+        )
+    )
+
+
+@app.command()
+def topology(
+    *,
+    links: Annotated[
+        str, typer.Option(help="where A is: `same-node`, or behind a wire of this rate")
+    ] = "same-node,unshaped,1gbit,100mbit",
+    tokens: Annotated[
+        str, typer.Option(help="lengths of the shared prefix")
+    ] = "512,2048,4096,7900",
+    repeats: Repeats = 5,
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    model: Model = "demo",
+    seed: Seed = 1,
+    quiet_wait: QuietWait = 10.0,
+    smoke: Smoke = False,
+) -> None:
+    """What a relay costs within a node, and between two nodes by the speed of the wire.
+
+    The two nodes are network namespaces of this machine, with a Ray node in each and a wire
+    between them that is given the rate of each link in turn: `unshaped`, or any rate such as
+    `10gbit`, `200mbit`, `40mbit`. That needs root, `ip` and `tc`; `--links same-node` alone does
+    not. Nothing of it remains, and what a killed run left is removed by the next.
+
+    A relay counts only if its record names TCP as its path and the wire's interface has counted
+    its bytes. Beside it stand a recomputation, a local hit, and how long a plain TCP stream
+    would take for the same bytes over the same link (`wire_s`): relay pays where the transfer is
+    well below the recomputation.
+
+    Examples:
+
+      kvrelay bench topology --smoke
+
+      kvrelay bench topology --links same-node,unshaped,1gbit,100mbit --json topology.json
+
+      kvrelay bench topology --links 200mbit,40mbit --tokens 2048 --repeats 3
+    """
+    from kvrelay.bench import run_topology
+    from kvrelay.bench.topology import parse_links
+
+    run_topology.main(
+        run_topology.Options(
+            links=parse_links("same-node,unshaped,100mbit" if smoke else links),
+            lengths=tuple(parse_lengths("512" if smoke else tokens)),
+            repeats=1 if smoke else repeats,
+            json_file=json_file,
+            samples_file=samples_file,
+            model=model,
+            seed=seed,
+            quiet_wait_s=min(quiet_wait, 1.0) if smoke else quiet_wait,
+            smoke=smoke,
+        )
+    )
+
+
 @contextlib.contextmanager
 def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
     """A bar with the time left; the function it yields advances it.

@@ -38,14 +38,15 @@ ENGINE: dict[str, Any] = {
 }
 
 
-def relaying(name: str) -> dict[str, Any]:
-    """An agent with kvrelay's connector."""
-    return {"name": name, "model": "bench", "num_cpus": 0.5, "cpu_binding": _all_cores()}
+def relaying(name: str, node: str | None = None) -> dict[str, Any]:
+    """An agent with kvrelay's connector, on a node of that label."""
+    agent = {"name": name, "model": "bench", "num_cpus": 0.5, "cpu_binding": _all_cores()}
+    return {**agent, "node": node}
 
 
-def plain(name: str) -> dict[str, Any]:
+def plain(name: str, node: str | None = None) -> dict[str, Any]:
     """An agent whose engine has no connector."""
-    return {**relaying(name), "relay": False}
+    return {**relaying(name, node), "relay": False}
 
 
 def peer(name: str, folder: Path) -> dict[str, Any]:
@@ -58,14 +59,19 @@ def peer(name: str, folder: Path) -> dict[str, Any]:
     return {**plain(name), "engine_kwargs": {"kv_transfer_config": connector}}
 
 
-def cluster(model: str, agents: Sequence[Mapping[str, Any]]) -> ClusterConfig:
-    """The configuration of a benchmark's cluster, on a free port."""
+def cluster(
+    model: str,
+    agents: Sequence[Mapping[str, Any]],
+    relay: Mapping[str, Any] | None = None,
+    ingress_node: str | None = None,
+) -> ClusterConfig:
+    """The configuration of a benchmark's cluster, on a free port; `relay` over the defaults."""
     return load_config(
         {
             "models": {"bench": {"source": model, "engine_kwargs": ENGINE}},
             "agents": list(agents),
-            "relay": {"policy": "always", "capacity_bytes": "2GiB"},
-            "http": {"port": preflight.free_port()},
+            "relay": {"policy": "always", "capacity_bytes": "2GiB", **(relay or {})},
+            "http": {"port": preflight.free_port(), "node": ingress_node},
         }
     )
 

@@ -3,6 +3,7 @@
 KvrelayError
  +- BenchError        a run that cannot be finished, or whose figures would be worth nothing
      +- Miscount      an engine counts other tokens as cached than the arm claims
+     +- WrongPath     a relay did not go over the link that it is measured for
      +- UnequalEngines   engines that are compared do not have the same cores
 """
 
@@ -17,6 +18,10 @@ class BenchError(KvrelayError):
 
 class Miscount(BenchError):
     """vLLM's own count of cached prompt tokens is not what the arm is supposed to reuse."""
+
+
+class WrongPath(BenchError):
+    """A relay went past the link, or nobody can tell that it did not."""
 
 
 class UnequalEngines(BenchError):

@@ -20,11 +20,10 @@ from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
 
 PROMPT_TOKENS = 2048
-# More than a prompt's blocks of any model that is small enough to be measured this way.
-STORE_BYTES = 2 << 30
+STORE_BYTES = 1 << 30  # twice what 20,000 tokens of the demo model take
 POLL_S = 0.1
 STALLED_S = 120.0
-_ENGINE: dict[str, Any] = {
+ENGINE: dict[str, Any] = {
     "dtype": "bfloat16",
     "max_model_len": PROMPT_TOKENS + 1,
     "max_num_batched_tokens": PROMPT_TOKENS,
@@ -59,7 +58,13 @@ def computed(
         wanted = sum(len(prompt) // BLOCK_TOKENS for prompt in prompts)
         with _engine(model, prompts, address) as (process, log):
             _await_blocks(server, wanted, process, log, advance)
-        yield server.call(_full_blocks)
+        blocks = server.call(_full_blocks)
+        if len(blocks) < wanted:
+            raise BenchError(
+                f"{STORE_BYTES >> 20} MiB hold {len(blocks)} of {wanted} blocks of this model; "
+                "give fewer --tokens"
+            )
+        yield blocks
     finally:
         server.close()
 
@@ -75,7 +80,7 @@ def _engine(
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"store": address, "agent": "codecs"},
     }
-    engine = {**_ENGINE, "model": str(model), "kv_transfer_config": connector}
+    engine = {**ENGINE, "model": str(model), "kv_transfer_config": connector}
     environment = {**os.environ, BINDING: ",".join(map(str, sorted(os.sched_getaffinity(0))))}
     with tempfile.TemporaryFile("w+") as log:
         # Not in the checkout, where its folders would hide packages of the same names.

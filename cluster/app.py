@@ -17,11 +17,12 @@ from ray.serve.llm.ingress import make_fastapi_ingress
 
 from kvrelay.agents.deployment import AgentServer, NoDownload
 from kvrelay.agents.settings import AgentSettings
-from kvrelay.cluster.config import AgentConfig, ClusterConfig, load_config
+from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, load_config
 from kvrelay.cluster.engine_kwargs import check_engine_kwargs
 from kvrelay.cluster.errors import ModelError
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 from kvrelay.cluster.model import ensure_model
+from kvrelay.cluster.startup import AGENT_PREFIX
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -42,8 +43,11 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     cards = {a.name: _card(config, a, created_s) for a in config.agents}
     ingress = make_fastapi_ingress(AgentIngress, endpoint_map=ENDPOINTS, app=make_api())
     # The ingress waits for engines and computes next to nothing: no core is set aside for it.
+    actor: dict[str, Any] = {"num_cpus": 0}
+    if config.http.node is not None:
+        actor["label_selector"] = {NODE_LABEL: config.http.node}
     deployment = serve.deployment(
-        ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options={"num_cpus": 0}
+        ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options=actor
     )
     return deployment.bind(llm_deployments=agents, model_cards=cards)
 
@@ -65,7 +69,7 @@ def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:
 def _agent(config: ClusterConfig, agent: AgentConfig, source: Path | str) -> serve.Application:
     return build_llm_deployment(
         _llm_config(config, agent, source),
-        name_prefix="agent:",
+        name_prefix=AGENT_PREFIX,
         deployment_cls=AgentServer,
         bind_kwargs={"agent": _settings(config, agent)},
     )
@@ -103,6 +107,9 @@ def _deployment_options(config: ClusterConfig, agent: AgentConfig) -> dict[str, 
         "ray_actor_options": {"num_cpus": 0},
         "logging_config": {"log_level": config.telemetry.log_level, "enable_access_log": False},
     }
+    if agent.node is not None:
+        # One selector stands for all bundles, so for every worker of the engine.
+        options["placement_group_bundle_label_selector"] = [{NODE_LABEL: agent.node}]
     if agent.autoscaling is None:
         return {**options, "num_replicas": config.num_replicas(agent)}
     scaling = agent.autoscaling

@@ -32,6 +32,9 @@ _UNITS |= {"GB": 10**9, "TB": 10**12, "B": 1}
 DEFAULT_KV_CACHE_BYTES = 512 * 2**20
 # A colon marks a LoRA adapter and `--` stands for `/` in Ray's model ids.
 _NAME = r"^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$"
+# `node` fields name a Ray node by the value of this label; Ray takes Kubernetes' syntax.
+NODE_LABEL = "kvrelay/node"
+_LABEL_VALUE = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 
 def parse_bytes(value: object) -> int:
@@ -128,6 +131,8 @@ class AgentConfig(_Strict):
         num_gpus: Ray GPUs per engine worker; 0 runs on the CPU.
         cpu_binding: cores of the engine's threads, such as `0-3`; default: all that the
             replica may use. CPU engines only.
+        node: only on Ray nodes that carry the label `kvrelay/node` with this value (`ray start
+            --labels kvrelay/node=VALUE`, or `labels` of a KubeRay group); default: on any.
         relay: False gives this agent an engine without connector.
     """
 
@@ -141,6 +146,7 @@ class AgentConfig(_Strict):
     num_cpus: float = Field(default=1, gt=0)
     num_gpus: float = Field(default=0, ge=0)
     cpu_binding: str | None = Field(default=None, pattern=r"^[0-9,-]+$")
+    node: str | None = Field(default=None, pattern=_LABEL_VALUE)
     relay: bool = True
 
     @model_validator(mode="after")
@@ -159,6 +165,8 @@ class RelayConfig(_Strict):
         policy: `always`, `never` or `min_tokens:N`.
         load_deadline_s: a load that takes longer is given up and recomputed.
         max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
+        transport: between nodes, `nixl` or `plasma`; by default what proves fastest.
+        codec: between nodes, `raw`, `lz4` or `split`; by default what proves fastest.
     """
 
     enabled: bool = True
@@ -166,6 +174,8 @@ class RelayConfig(_Strict):
     policy: PolicyName = "always"
     load_deadline_s: float = Field(default=2.0, gt=0)
     max_loads_in_flight: int = Field(default=8, ge=1)
+    transport: Literal["nixl", "plasma"] | None = None
+    codec: Literal["raw", "lz4", "split"] | None = None
 
     def settings(self, agent: str) -> RelaySettings:
         """The connector's settings for one agent, without the node's store address."""
@@ -174,6 +184,8 @@ class RelayConfig(_Strict):
             capacity_bytes=self.capacity_bytes,
             load_deadline_s=self.load_deadline_s,
             max_loads_in_flight=self.max_loads_in_flight,
+            transport=self.transport,
+            codec=self.codec,
             agent=agent,
         )
 
@@ -185,10 +197,16 @@ class TelemetryConfig(_Strict):
 
 
 class HttpConfig(_Strict):
-    """Where the endpoint listens."""
+    """Where the endpoint listens.
+
+    Attributes:
+        host, port: on the Ray head and on every node with an agent.
+        node: as `agents[].node`, for the ingress that hands requests on to the agents.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
+    node: str | None = Field(default=None, pattern=_LABEL_VALUE)
 
 
 class ClusterConfig(_Strict):

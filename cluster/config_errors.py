@@ -7,6 +7,11 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+_PATTERNS = {
+    "name": "a name is letters and digits, with single '.', '_' or '-' between",
+    "node": "a label's value is up to 63 letters and digits, with '.', '_' or '-' between",
+}
+
 
 def describe(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """One line per problem, such as `relay.polcy: unknown key; did you mean 'policy'?`."""
@@ -22,8 +27,8 @@ def _line(kind: str, loc: tuple[int | str, ...], message: str, root: type[BaseMo
         return f"{path}: unknown key; {hint}"
     if kind == "missing":
         return f"{path}: missing, but required"
-    if kind == "string_pattern_mismatch" and loc[-1] == "name":
-        return f"{path}: a name is letters and digits, with single '.', '_' or '-' between"
+    if kind == "string_pattern_mismatch" and loc[-1] in _PATTERNS:
+        return f"{path}: {_PATTERNS[str(loc[-1])]}"
     text = message.removeprefix("Value error, ")
     return f"{path}: {text[:1].lower()}{text[1:]}"
 

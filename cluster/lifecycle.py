@@ -5,20 +5,21 @@
 
 Ray is the one that `RAY_ADDRESS` names, or else a local one that lives and dies with the
 `with` block: its processes, its temporary folder and its shared memory are gone afterwards,
-also if the block was left by a signal (`signals_as_exit`).
+also if the block was left by a signal (`signals_as_exit`). A joined Ray is left as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
 import secrets
 import shutil
 import signal
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from kvrelay.cluster import preflight
+from kvrelay.cluster import joined, preflight
 from kvrelay.cluster.config import ClusterConfig
 from kvrelay.cluster.errors import LifecycleError
 from kvrelay.cluster.processes import (
@@ -38,13 +39,19 @@ from kvrelay.cluster.processes import (
     remove_shared_memory,
     shared_memory_of,
 )
-from kvrelay.cluster.session import Session, cache_dir, load_sessions
+from kvrelay.cluster.session import (
+    Session,
+    cache_dir,
+    load_sessions,
+    make_temp_dir,
+    sessions_dir,
+)
 from kvrelay.cluster.startup import APP_NAME, Progress, Reporter, deploy
 
 logger = logging.getLogger(__name__)
 _SHUTDOWN_STEP_S = 30.0
-# The sockets below it may have no longer path than 107 characters.
-_LONGEST_TEMP_ROOT = 30
+_ENGINE_END_S = 5.0  # after its replica has ended
+_POLL_S = 0.2
 
 
 class Stopped(BaseException):
@@ -85,19 +92,24 @@ def running(config: ClusterConfig, progress: Progress | None = None) -> Iterator
         ConfigError, ModelError: found when the application is built.
     """
     address = os.environ.get("RAY_ADDRESS")
-    preflight.check_port(config.http)
-    if not address:
+    if not address:  # a joined one may be on other machines, which have other memory
+        preflight.check_port(config.http)
         preflight.check_memory(config)
         preflight.check_shared_memory(config)
+        preflight.check_nodes(config, ())
     tell = Reporter(config, progress)
     session = _new_session(config, owns_ray=not address)
+    leaving: list[Callable[[], Any]] = []
     try:
         session.save()
-        with _environment(session) if session.owns_ray else contextlib.nullcontext():
+        with _environment(session):
             tell("starting Ray" if session.owns_ray else "joining Ray")
             session = _connect_ray(config, session, address)
+            leaving = _own_leaving() if session.owns_ray else joined.enter(config).leaving()
             try:
                 deploy(config, tell)
+                if not session.owns_ray:
+                    joined.check_endpoint(session.url)
             except LifecycleError as error:
                 raise LifecycleError(f"{error.message}{_keep_logs(session)}") from error
             shared = shared_memory_of(marked_processes(session.id))
@@ -105,7 +117,7 @@ def running(config: ClusterConfig, progress: Progress | None = None) -> Iterator
             session.save()
             yield session
     finally:
-        _tear_down(session)
+        _tear_down(session, leaving)
 
 
 def stop(session: Session, grace_s: float = 60.0) -> None:
@@ -124,7 +136,7 @@ def stop(session: Session, grace_s: float = 60.0) -> None:
     if session.owns_ray:
         _remove_leftovers(session)
     session.remove()
-    if left := marked_processes(session.id):
+    if session.owns_ray and (left := marked_processes(session.id)):
         pids = ", ".join(str(process.pid) for process in left)
         raise LifecycleError(f"processes {pids} of the cluster do not end; see `ps {pids}`")
 
@@ -139,17 +151,16 @@ def stop_all() -> int:
 
 def _new_session(config: ClusterConfig, owns_ray: bool) -> Session:
     host = "127.0.0.1" if config.http.host in {"0.0.0.0", "::"} else config.http.host
-    root = tempfile.gettempdir()
-    root = root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
+    given = None if owns_ray else os.environ.get(MARKER)
     return Session(
-        id=secrets.token_hex(8),
+        id=given or secrets.token_hex(8),
         pid=os.getpid(),
         pid_created_s=psutil.Process().create_time(),
         url=f"http://{host}:{config.http.port}/v1",
         agents=tuple(agent.name for agent in config.agents),
         ray_token=secrets.token_hex(32) if owns_ray else "",
         owns_ray=owns_ray,
-        temp_dir=tempfile.mkdtemp(prefix="kvrelay-", dir=root) if owns_ray else "",
+        temp_dir=make_temp_dir() if owns_ray else "",
     )
 
 
@@ -161,15 +172,14 @@ def _environment(session: Session) -> Iterator[None]:
     start in the driver's directory: in a checkout of kvrelay, `import agents` would find
     the project's folder instead of whatever package of that name is installed.
     """
-    values = {
-        MARKER: session.id,
-        "RAY_AUTH_TOKEN": session.ray_token,
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+    values = {MARKER: session.id, "RAY_USAGE_STATS_ENABLED": "0"}
+    if session.owns_ray:
+        # vLLM leaves its sockets where temporary files go.
+        values |= {"RAY_AUTH_TOKEN": session.ray_token, "TMPDIR": session.temp_dir}
     before = {name: os.environ.get(name) for name in values}
     folder = Path.cwd()
     os.environ.update(values)
-    os.chdir(session.temp_dir)
+    os.chdir(session.temp_dir or sessions_dir())
     try:
         yield
     finally:
@@ -193,6 +203,8 @@ def _connect_ray(config: ClusterConfig, session: Session, address: str | None) -
             "object_store_memory": preflight.OBJECT_STORE_BYTES,
             "_temp_dir": session.temp_dir,
         }
+    else:
+        joined.use_token()
     handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         context = ray.init(
@@ -206,42 +218,46 @@ def _connect_ray(config: ClusterConfig, session: Session, address: str | None) -
         if threading.current_thread() is threading.main_thread():
             for each, handler in handlers.items():
                 signal.signal(each, handler)  # ray.init puts its own there
-    joined = replace(session, ray_address=context.address_info["address"])
-    joined.save()
-    return joined
+    connected = replace(session, ray_address=context.address_info["address"])
+    connected.save()
+    return connected
 
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def _tear_down(session: Session) -> None:
-    """Undo what `running` did, however far it came."""
+def _tear_down(session: Session, leaving: list[Callable[[], Any]]) -> None:
+    """Undo what `running` did, however far it came: first these steps, while Ray is there."""
     # What is mapped now, and what was at the start: an engine that was killed maps nothing.
-    shared = shared_memory_of(marked_processes(session.id)) if session.owns_ray else set()
-    _leave_ray(session)
+    shared = shared_memory_of(marked_processes(session.id)) | set(session.shared_memory)
+    _leave_ray(leaving)
     if session.owns_ray:
-        shared |= set(session.shared_memory)
         _remove_leftovers(replace(session, shared_memory=tuple(shared)))
+    else:
+        _remove_unused(session.id, shared)
     session.remove()
 
 
-def _leave_ray(session: Session) -> None:
+def _own_leaving() -> list[Callable[[], Any]]:
+    from ray import serve
+
+    return [partial(serve.delete, APP_NAME), _shut_down_stores]
+
+
+def _leave_ray(leaving: list[Callable[[], Any]]) -> None:
     """Our own Ray ends; a joined one keeps running without our application."""
     import ray
 
     if not ray.is_initialized():
         return
-    from ray import serve
-
-    steps: list[Callable[[], Any]] = [partial(serve.delete, APP_NAME), ray.shutdown]
-    if session.owns_ray:
-        steps.insert(1, _shut_down_stores)
-    for step in steps:
-        # A cluster that is damaged may not answer; what then remains is ended by force.
-        thread = threading.Thread(target=_quietly, args=(step,), daemon=True)
-        thread.start()
-        thread.join(_SHUTDOWN_STEP_S)
+    # Where Serve ends, Ray tells on standard output that its controller was killed.
+    with contextlib.redirect_stdout(io.StringIO()):
+        for step in [*leaving, ray.shutdown]:
+            # A cluster that is damaged may not answer; what then remains is ended by force.
+            thread = threading.Thread(target=_quietly, args=(step,), daemon=True)
+            thread.start()
+            thread.join(_SHUTDOWN_STEP_S)
 
 
 def _shut_down_stores() -> None:
@@ -266,6 +282,16 @@ def _keep_logs(session: Session) -> str:
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(logs, kept, ignore_dangling_symlinks=True)
     return f"; logs: {kept}"
+
+
+def _remove_unused(session_id: str, shared: set[str]) -> None:
+    """Remove shared memory of engines that have ended in a Ray that goes on."""
+    deadline_s = time.monotonic() + _ENGINE_END_S
+    while shared and time.monotonic() < deadline_s:
+        unused = shared - shared_memory_of(marked_processes(session_id))
+        remove_shared_memory(unused)
+        if shared := shared - unused:
+            time.sleep(_POLL_S)
 
 
 def _remove_leftovers(session: Session) -> None:

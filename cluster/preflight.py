@@ -6,9 +6,10 @@ import errno
 import os
 import shutil
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
-from kvrelay.cluster.config import AgentConfig, ClusterConfig, HttpConfig
+from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, HttpConfig
 from kvrelay.cluster.errors import LifecycleError
 from kvrelay.relay.memory import available_bytes
 
@@ -109,3 +110,26 @@ def local_cpus(config: ClusterConfig) -> float:
     """Ray CPUs that the agents reserve together; more than there are cores is possible."""
     reserved = sum(a.num_cpus * config.num_replicas(a) for a in config.agents)
     return max(reserved, os.cpu_count() or 1)
+
+
+def check_nodes(config: ClusterConfig, labels: Collection[str]) -> None:
+    """Fail if a `node` of the configuration is none of the Ray cluster's.
+
+    Ray itself would wait for such a node without end.
+
+    Args:
+        config: what is to run there.
+        labels: the nodes' values of `NODE_LABEL`; none in a Ray that kvrelay starts.
+
+    Raises:
+        LifecycleError: naming every field, and how a node gets its label.
+    """
+    asked = {f"agents[{i}].node": agent.node for i, agent in enumerate(config.agents)}
+    asked["http.node"] = config.http.node
+    if missing := {path: node for path, node in asked.items() if node and node not in labels}:
+        fields = ", ".join(f"{path} '{node}'" for path, node in missing.items())
+        known = f"there are {', '.join(sorted(labels))}" if labels else "no node has one"
+        raise LifecycleError(
+            f"{fields}: no Ray node carries this label ({known}); start one by `ray start "
+            f"--labels {NODE_LABEL}=VALUE` and name its cluster in RAY_ADDRESS"
+        )

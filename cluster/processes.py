@@ -18,6 +18,16 @@ MARKER = "KVRELAY_SESSION"
 _SHM = Path("/dev/shm")
 
 
+def living(pid: int, created_s: float) -> psutil.Process | None:
+    """That process; None if it has ended, even if its pid is somebody else's by now."""
+    try:
+        process = psutil.Process(pid)
+        alive = abs(process.create_time() - created_s) < 1
+        return process if alive and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
 def marked_processes(session_id: str) -> list[psutil.Process]:
     """Processes of this user that carry the cluster's mark, this one excepted."""
     mark = f"{MARKER}={session_id}".encode()

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import psutil
+
+from kvrelay.cluster.processes import living
+
+# The sockets below a temporary folder may have no longer path than 107 characters.
+_LONGEST_TEMP_ROOT = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,8 @@ class Session:
     """One cluster that kvrelay started.
 
     Attributes:
-        id: marks every process of this cluster, see `processes.MARKER`.
+        id: marks every process of this cluster, see `processes.MARKER`; in a joined Ray, whose
+            processes others have started, only if those gave them this process's own mark.
         pid: the process that owns it: it serves until it is told to stop.
         pid_created_s: when that process began; a pid alone may be somebody else's by now.
         url: base URL of the OpenAI endpoint.
@@ -46,12 +53,7 @@ class Session:
 
     def owner(self) -> psutil.Process | None:
         """The owning process; None if it has ended."""
-        try:
-            process = psutil.Process(self.pid)
-            alive = abs(process.create_time() - self.pid_created_s) < 1
-        except psutil.NoSuchProcess:
-            return None
-        return process if alive and process.status() != psutil.STATUS_ZOMBIE else None
+        return living(self.pid, self.pid_created_s)
 
     def save(self) -> None:
         """Write the file, whole or not at all."""
@@ -85,6 +87,13 @@ def cache_dir() -> Path:
     """What kvrelay keeps between runs."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "kvrelay"
+
+
+def make_temp_dir() -> str:
+    """A new folder for all that a cluster writes."""
+    root = tempfile.gettempdir()
+    root = root if len(root) <= _LONGEST_TEMP_ROOT else "/tmp"
+    return tempfile.mkdtemp(prefix="kvrelay-", dir=root)
 
 
 def load_sessions() -> list[Session]:

@@ -13,6 +13,7 @@ from kvrelay.cluster.config import ClusterConfig
 from kvrelay.cluster.errors import LifecycleError
 
 APP_NAME = "kvrelay"
+AGENT_PREFIX = "agent:"  # of an agent's Serve deployment
 POLL_S = 1.0
 START_TIMEOUT_S = 900.0
 _EXCEPTION = re.compile(r"([\w.]+\.)?\w*(Error|Exception)\b.*: ")
@@ -73,8 +74,6 @@ def deploy(config: ClusterConfig, tell: Reporter) -> None:
     application = build(config.model_dump())
     tell("starting Serve")
     serve.start(http_options={"host": config.http.host, "port": config.http.port})
-    if APP_NAME in serve.status().applications:
-        raise LifecycleError(f"this Ray already serves an application named '{APP_NAME}'")
     serve.run_many(
         [serve.RunTarget(application, name=APP_NAME, route_prefix="/")],
         wait_for_applications_running=False,
@@ -92,7 +91,7 @@ def deploy(config: ClusterConfig, tell: Reporter) -> None:
 
 
 def _replicas_running(status: Any, agent: str) -> int:
-    deployment = status.deployments.get(f"agent:{agent}")
+    deployment = status.deployments.get(AGENT_PREFIX + agent)
     return int(deployment.replica_states.get("RUNNING", 0)) if deployment else 0
 
 

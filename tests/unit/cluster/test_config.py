@@ -59,6 +59,7 @@ def test_sizes_refused(text: Any) -> None:
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
         ({"relay": {"load_deadline_s": 0}}, "relay.load_deadline_s: "),
         ({"http": {"port": 70000}}, "http.port: "),
+        ({"http": {"node": "a b"}}, "http.node: a label's value is up to 63 letters"),
         ({"models": {}}, "models: "),
         ({"agents": []}, "agents: "),
         ({"models": {"demo": {}}}, "models.demo.source: missing"),
@@ -82,6 +83,9 @@ def test_one_problem(change: dict[str, Any], message: str) -> None:
         ({"replicas": 1, "autoscaling": {"max": 2}}, "agents[1]: give either replicas or"),
         ({"autoscaling": {"min": 3, "max": 2}}, "agents[1].autoscaling: max is 2, below min 3"),
         ({"cpu_binding": "all"}, "agents[1].cpu_binding: "),
+        ({"node": "kvrelay/node=x"}, "agents[1].node: a label's value is up to 63 letters"),
+        ({"node": "-a"}, "agents[1].node: a label's value is up to 63 letters"),
+        ({"node": "a" * 64}, "agents[1].node: a label's value is up to 63 letters"),
         ({"engine_kwargs": {"kv_cache_memory_bytes": "x"}}, "agents[1].engine_kwargs: 'x' is not"),
     ],
 )
@@ -121,6 +125,13 @@ def test_engine_arguments_of_an_agent_go_over_those_of_its_model() -> None:
 def test_gpu_engines_keep_vllms_cache_size() -> None:
     config = load_config(base(agents=[{"name": "a", "model": "demo", "num_gpus": 1}]))
     assert "kv_cache_memory_bytes" not in config.engine_kwargs(config.agents[0])
+
+
+def test_agents_and_ingress_on_chosen_nodes() -> None:
+    agents = [{"name": "a", "model": "demo", "node": "gpu-pool_1.x"}]
+    config = load_config(base(agents=agents, http={"node": "front"}))
+    assert (config.agents[0].node, config.http.node) == ("gpu-pool_1.x", "front")
+    assert load_config(base()).agents[0].node is None
 
 
 def test_who_relays() -> None:

@@ -56,3 +56,18 @@ def test_ray_cpus_are_enough_for_all_agents() -> None:
     many = [{"name": f"a{i}", "model": "demo", "num_cpus": 100} for i in range(3)]
     config = load_config({"models": {"demo": {"source": "demo"}}, "agents": many})
     assert preflight.local_cpus(config) == 300
+
+
+def test_nodes_that_are_not_there() -> None:
+    agents = [{"name": "a", "model": "demo"}, {"name": "b", "model": "demo", "node": "far"}]
+    content = {"models": {"demo": {"source": "demo"}}, "agents": agents, "http": {"node": "near"}}
+    config = load_config(content)
+    preflight.check_nodes(CONFIG, ())
+    preflight.check_nodes(config, {"far", "near", "other"})
+    with pytest.raises(LifecycleError) as caught:
+        preflight.check_nodes(config, {"near", "other"})
+    assert "agents[1].node 'far'" in str(caught.value)
+    assert "there are near, other" in str(caught.value)
+    assert "ray start --labels kvrelay/node=" in str(caught.value)
+    with pytest.raises(LifecycleError, match=r"http\.node 'near': .*no node has one"):
+        preflight.check_nodes(config, ())

@@ -1,0 +1,1 @@
+"""Two Ray nodes on one Linux machine, joined by a wire of a chosen speed."""

@@ -1,0 +1,183 @@
+"""The test bed: two namespaces, a wire between them, and a Ray node at either end.
+
+    with two_nodes(parse_link("1gbit")) as bed:
+        bed.start_ray()
+        with bed.joined(), running(config) as session:
+            ... agents with `node: node-1` and `node: node-2` ...
+            bed.set_link(parse_link("100mbit"))
+
+When the block is left, however that happens, nothing of it remains. What a killed process has
+left is removed when the next test bed is made, or by `clear_leftovers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kvrelay.bench.errors import BenchError
+from kvrelay.bench.testbed import goodput, nodes, system
+from kvrelay.bench.testbed.goodput import Goodput
+from kvrelay.bench.testbed.link import UNSHAPED, Link
+from kvrelay.bench.testbed.network import Network, Node
+from kvrelay.bench.testbed.record import BedRecord, load_records
+from kvrelay.bench.testbed.system import Counters
+from kvrelay.cluster.processes import (
+    end_processes,
+    marked_processes,
+    remove_shared_memory,
+    shared_memory_of,
+)
+from kvrelay.cluster.session import load_sessions
+
+logger = logging.getLogger(__name__)
+_RAY_START_TIMEOUT_S = 120.0
+
+
+class Bed:
+    """A test bed that exists; `two_nodes` makes it."""
+
+    def __init__(self, record: BedRecord) -> None:
+        self.id = record.id
+        self.network: Network = record.network
+        self.link = UNSHAPED
+        self._temp_dir = Path(record.temp_dir)
+        self._token = secrets.token_hex(32)
+
+    def set_link(self, link: Link) -> None:
+        """Give the wire another rate, in both directions, also while traffic flows."""
+        for node in self.network.nodes:
+            system.run(link.shape_command(node.namespace, node.device))
+        self.link = link
+
+    def set_up(self, up: bool) -> None:
+        """Mend the wire, or cut it."""
+        node = self.network.second
+        state = "up" if up else "down"
+        system.run(["ip", "-n", node.namespace, "link", "set", "dev", node.device, state])
+
+    def counters(self) -> tuple[Counters, Counters]:
+        """What has passed each end of the wire so far."""
+        first, second = map(system.counters, self.network.nodes)
+        return first, second
+
+    def goodput(self, repeats: int = goodput.REPEATS) -> Goodput:
+        """What a plain TCP stream carries from the second node to the first, as the link is now."""
+        first, second = self.network.nodes
+        return goodput.measure(second, first, goodput.read_bytes(self.link), repeats)
+
+    def start_ray(self, num_cpus: int | None = None) -> None:
+        """Start the head at the first node and a worker node at the second.
+
+        Args:
+            num_cpus: Ray CPUs of each node; default: this machine's cores, which both share.
+
+        Raises:
+            BenchError: a node does not start.
+        """
+        cpus = num_cpus or os.cpu_count() or 1
+        for node in self.network.nodes:
+            folder = str(self._temp_dir / node.label)
+            Path(folder).mkdir()
+            command = nodes.start_command(self.network, node, folder, cpus)
+            environment = nodes.node_environment(node, self.id, self._token, folder, os.environ)
+            _start_node(node, command, environment, folder)
+
+    def environment(self) -> dict[str, str]:
+        """For a process inside the first namespace that joins this Ray."""
+        return nodes.client_environment(self.network, self.id, self._token, os.environ)
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """This thread is at the first node for the time of the block, and joins this Ray."""
+        before = dict(os.environ)
+        os.environ.update(self.environment())
+        try:
+            with system.entered(self.network.first):
+                yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+@contextlib.contextmanager
+def two_nodes(link: Link = UNSHAPED) -> Iterator[Bed]:
+    """Make the namespaces and the wire; all that was made of the bed is gone afterwards.
+
+    Run it inside `signals_as_exit`, so that a signal leaves the block too.
+
+    Raises:
+        BenchError: it cannot be made here; with the remedy.
+    """
+    if reason := system.unavailable():
+        raise BenchError(reason)
+    clear_leftovers()
+    record = BedRecord.new()
+    try:
+        record.save()
+        for command in record.network.make_commands():
+            system.run(command)
+        bed = Bed(record)
+        bed.set_link(link)
+        yield bed
+    finally:
+        _remove(record)
+
+
+def clear_leftovers() -> int:
+    """Remove the test beds of processes that were killed; how many there were."""
+    abandoned = [record for record in load_records() if record.abandoned]
+    for record in abandoned:
+        _remove(record)
+    return len(abandoned)
+
+
+def _start_node(
+    node: Node, command: Sequence[str], environment: dict[str, str], folder: str
+) -> None:
+    try:
+        subprocess.run(
+            command,
+            env=environment,
+            cwd=folder,  # workers start there: not in a checkout, where a bare `agents` lies
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_RAY_START_TIMEOUT_S,
+            start_new_session=True,
+        )
+    except subprocess.CalledProcessError as error:
+        lines = (error.stderr.strip() or error.stdout.strip()).splitlines()
+        reason = lines[-1] if lines else f"exit status {error.returncode}"
+        raise BenchError(f"the Ray node '{node.label}' did not start: {reason}") from None
+    except subprocess.TimeoutExpired:
+        raise BenchError(
+            f"the Ray node '{node.label}' did not start in {_RAY_START_TIMEOUT_S:.0f} s"
+        ) from None
+
+
+def _remove(record: BedRecord) -> None:
+    """Remove all of a bed, whatever is left of it; what resists stays on record."""
+    drivers = [session for session in load_sessions() if session.id == record.id]
+    shared = shared_memory_of(marked_processes(record.id))
+    shared.update(name for session in drivers for name in session.shared_memory)
+    end_processes(record.id)
+    remove_shared_memory(shared)
+    for command in record.network.remove_commands(system.namespaces()):
+        with contextlib.suppress(BenchError):  # what is gone already
+            system.run(command)
+    shutil.rmtree(record.temp_dir, ignore_errors=True)
+    for session in drivers:
+        session.remove()
+    remaining = {node.namespace for node in record.network.nodes} & system.namespaces()
+    if remaining or marked_processes(record.id):
+        logger.warning("test bed %s could not be removed whole; the next one tries", record.name)
+    else:
+        record.remove()

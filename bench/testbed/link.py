@@ -1,0 +1,62 @@
+"""The wire between the two nodes: how fast it is, and the command that makes it so."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvrelay.cluster.errors import ConfigError
+
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+# The bucket must hold a segment as the stack hands it down (64 KiB) and what flows between two
+# of the kernel's timer ticks; what it holds passes unshaped, so no more than that.
+_MIN_BURST_BYTES = 2**17
+_BURST_S = 0.002
+_MIN_QUEUE_BYTES = 2**18
+_QUEUE_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How the wire is.
+
+    Attributes:
+        name: as it was asked for, `1gbit`.
+        bits_per_s: its rate; None leaves it as fast as the machine copies.
+    """
+
+    name: str
+    bits_per_s: int | None
+
+    def shape_command(self, namespace: str, device: str) -> list[str]:
+        """Give one end of the wire this rate for what it sends; works while traffic flows.
+
+        Source: tc-tbf(8).
+        """
+        command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
+        if self.bits_per_s is None:
+            return [*command, "noqueue"]
+        bytes_per_s = self.bits_per_s / 8
+        burst_bytes = max(_MIN_BURST_BYTES, int(bytes_per_s * _BURST_S))
+        queue_bytes = max(_MIN_QUEUE_BYTES, int(bytes_per_s * _QUEUE_S))
+        rate = ["tbf", "rate", f"{self.bits_per_s}bit"]
+        return [*command, *rate, "burst", str(burst_bytes), "limit", str(queue_bytes)]
+
+
+UNSHAPED = Link("unshaped", None)
+
+
+def parse_link(text: str) -> Link:
+    """`unshaped`, or a rate such as `1gbit`, `200mbit`, `2.5gbit`.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if text == UNSHAPED.name:
+        return UNSHAPED
+    match = _RATE.fullmatch(text)
+    bits_per_s = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits_per_s <= 0:
+        raise ConfigError(f"link '{text}': give {UNSHAPED.name}, or a rate such as 1gbit, 40mbit")
+    return Link(text, bits_per_s)

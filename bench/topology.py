@@ -1,0 +1,286 @@
+"""`kvrelay bench topology`: what a relay costs by where A is, and how fast the wire to it.
+
+    node-1: client, proxy, ingress, `b`, `plain`, `a-near`  <-- link -->  node-2: `a`
+
+Whatever is timed is on the node of the client, so that nothing but the relay crosses the wire.
+The arms of a repeat, each with a prompt of its own that begins like no other, run in random
+order, over all links:
+
+    recompute     b: P+32, relay refused                                   -> recompute_s
+    plain         plain: P                     then  plain: P+32           -> local_hit_s
+    relay, link   a or a-near: P               then  b: P+32               -> relay_s
+
+Before B is asked, A's store has committed every block of A, and B's store has heard of them.
+Requests are for one token and not streamed: the answer that is timed carries vLLM's count of
+cached tokens and the record of relay, so that every timed relay tells its own path and bytes.
+A relay counts only if that path is the link and the link's interface has counted the bytes.
+Once a repeat the goodput of a plain TCP stream is measured over each link: `wire_s` is what that
+stream would take for the same bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvrelay.bench.answers import Answer, AnswerClient
+from kvrelay.bench.errors import BenchError, Miscount, WrongPath
+from kvrelay.bench.hit import blocks_saved, local_hit_tokens, prefill_estimate_s
+from kvrelay.bench.prompts import OTHER_TOKENS, PromptSource
+from kvrelay.bench.quiet import QuietGate
+from kvrelay.bench.report import Row
+from kvrelay.bench.settle import StoreWatch
+from kvrelay.bench.testbed.bed import Bed
+from kvrelay.bench.testbed.link import Link, parse_link
+
+FAR, NEAR, B, PLAIN = "a", "a-near", "b", "plain"
+SAME_NODE = "same-node"
+WARM_UP_TOKENS = 512
+_KNOWN_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+# Of the demo model; for the progress bar only.
+_BYTES_PER_TOKEN = 23_040
+_UNSHAPED_BITS_PER_S = 4e9
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One end of the cluster as the benchmark needs it: its store.
+
+    Attributes:
+        store: counts what is committed there.
+        blocks: how many blocks it holds now, and how many it knows of on other nodes.
+    """
+
+    store: StoreWatch
+    blocks: Callable[[], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One running cluster and what is needed to measure on it.
+
+    Attributes:
+        here: the node of B and of the client.
+        there: the other node, and `bed` the wire to it; None if all is on one node.
+        links: what is compared; None stands for the same node.
+    """
+
+    client: AnswerClient
+    here: Place
+    there: Place | None
+    bed: Bed | None
+    links: Sequence[Link | None]
+    prompts: PromptSource
+    gate: QuietGate
+    samples: list[Row]
+
+    def run(
+        self, lengths: Sequence[int], repeats: int, rng: random.Random, advance: Advance
+    ) -> None:
+        """Measure every arm over every link and at every length, as often as asked.
+
+        Raises:
+            Miscount: an engine reused other tokens than the arm claims.
+            WrongPath: a relay did not go over its link.
+            BenchError: an agent failed, or blocks were not saved or not heard of.
+        """
+        for repeat in range(repeats):
+            for link in self.links:
+                if link is not None:
+                    self._goodput(link, repeat)
+            for tokens in rng.sample(lengths, len(lengths)):
+                arms: list[Callable[[int, int], None]] = [self._recompute, self._plain]
+                arms += [partial(self._relay, link) for link in self.links]
+                for arm in rng.sample(arms, len(arms)):
+                    arm(tokens, repeat)
+                    advance(1.0 / len(arms) * estimate_s(tokens, self.links))
+
+    def warm_up(self) -> None:
+        """Let every engine compute, save, load and hit once, over every link; nothing is kept."""
+        try:
+            self._recompute(WARM_UP_TOKENS, -1)
+            self._plain(WARM_UP_TOKENS, -1)
+            for link in self.links:
+                self._relay(link, WARM_UP_TOKENS, -1)
+        finally:
+            self.samples.clear()
+
+    # Arms
+
+    def _recompute(self, tokens: int, repeat: int) -> None:
+        factors = {"tokens": tokens, "repeat": repeat, "arm": "recompute"}
+        prompt = self.prompts.take(tokens).whole
+        since = self.here.store.committed()
+        self._ask(factors, "recompute_s", B, prompt, cached=0, mode="recompute")
+        self.here.store.wait(since, blocks_saved(len(prompt)))
+
+    def _plain(self, tokens: int, repeat: int) -> None:
+        factors = {"tokens": tokens, "repeat": repeat, "arm": "plain"}
+        prompt = self.prompts.take(tokens)
+        self._ask(factors, "plain_miss_s", PLAIN, prompt.shared, cached=0)
+        hit = local_hit_tokens(tokens)
+        self._ask(factors, "local_hit_s", PLAIN, prompt.whole, cached=hit)
+
+    def _relay(self, link: Link | None, tokens: int, repeat: int) -> None:
+        name = SAME_NODE if link is None else link.name
+        factors = {"tokens": tokens, "repeat": repeat, "arm": "relay", "link": name}
+        prompt = self.prompts.take(tokens)
+        source, agent = (self.here, NEAR) if link is None else (self._far(), FAR)
+        if link is not None and self.bed is not None:
+            self.bed.set_link(link)
+        since = source.store.committed()
+        self._ask(factors, "save_s", agent, prompt.shared, cached=0)
+        source.store.wait(since, blocks_saved(tokens))
+        if link is not None:
+            self._wait_known(source)
+        since = self.here.store.committed()
+        before = self._received_bytes()
+        answer = self._ask(factors, "relay_s", B, prompt.whole, cached=tokens)
+        received = self._received_bytes() - before
+        device = self._device(link)
+        check_path(name, device, answer.record, received)
+        self._keep_record(factors, device, answer.record, received)
+        self.here.store.wait(since, blocks_saved(tokens + OTHER_TOKENS, tokens))
+
+    def _goodput(self, link: Link, repeat: int) -> None:
+        if self.bed is None:
+            raise BenchError("a link needs two nodes")
+        self.bed.set_link(link)
+        self.gate.wait()
+        measured = self.bed.goodput()
+        factors = {"link": link.name, "repeat": repeat, "read_bytes": measured.num_bytes}
+        for value in measured.bits_per_s:
+            self.samples.append({**factors, "measure": "goodput_bits_per_s", "value": value})
+
+    # Steps
+
+    def _far(self) -> Place:
+        if self.there is None:
+            raise BenchError("a link needs two nodes")
+        return self.there
+
+    def _device(self, link: Link | None) -> str | None:
+        return None if link is None or self.bed is None else self.bed.network.first.device
+
+    def _received_bytes(self) -> int:
+        return 0 if self.bed is None else self.bed.counters()[0].rx_bytes
+
+    def _wait_known(self, source: Place) -> None:
+        """Until B's store has heard of all that A's holds."""
+        deadline_s = time.monotonic() + _KNOWN_TIMEOUT_S
+        while (known := self.here.blocks()[1]) < (held := source.blocks()[0]):
+            if time.monotonic() > deadline_s:
+                raise BenchError(
+                    f"B's store knows {known} of the {held} blocks on the other node after "
+                    f"{_KNOWN_TIMEOUT_S:.0f} s: nothing that follows would be a whole relay"
+                )
+            time.sleep(_POLL_S)
+
+    def _ask(
+        self,
+        factors: Mapping[str, Any],
+        measure: str,
+        agent: str,
+        prompt: Sequence[int],
+        *,
+        cached: int,
+        mode: str | None = None,
+    ) -> Answer:
+        """Time one request and check what was reused."""
+        answer, watched = self.gate.watch(lambda: self.client.answer(agent, prompt, mode))
+        if answer.cached_tokens != cached:
+            reason = answer.record.get("reason", "it does not relay")
+            raise Miscount(
+                f"{measure} at {factors['tokens']} tokens, link {factors.get('link', 'none')}: "
+                f"vLLM of agent '{agent}' counts {answer.cached_tokens} cached prompt tokens, "
+                f"expected {cached} ({reason}); the figures would be worth nothing"
+            )
+        sample = {**factors, "measure": measure, "value": answer.seconds}
+        self.samples.append({**sample, "cached_tokens": cached, **watched.to_dict()})
+        return answer
+
+    def _keep_record(
+        self,
+        factors: Mapping[str, Any],
+        device: str | None,
+        record: Mapping[str, Any],
+        received: int,
+    ) -> None:
+        values = {
+            "bytes": record["num_bytes"],
+            "copy_s": record["copy_s"],
+            # Within a node nothing is transferred: the arena is both ends.
+            "transport": record["transport"] or record["load_path"],
+            "path": record["path"] or record["load_path"],
+            "codec": record["codec"] or "raw",
+        }
+        if device is not None:
+            values |= {
+                "path": record["path"].removesuffix(f"/{device}"),
+                "wire_bytes": record["wire_bytes"],
+                "interface_bytes": received,
+                "transfer_s": record["transfer_s"],
+            }
+        for measure, value in values.items():
+            self.samples.append({**factors, "measure": measure, "value": value})
+
+
+def check_path(
+    link: str, device: str | None, record: Mapping[str, Any], received_bytes: int
+) -> None:
+    """Fail if a relay did not go where its row would say.
+
+    Args:
+        link: its name.
+        device: B's end of the wire; None for the same node.
+        record: the relay's own.
+        received_bytes: what that end has received meanwhile.
+
+    Raises:
+        WrongPath: with what was found, and how to hold it to the wire.
+    """
+    path = record["path"]
+    if device is None:
+        if record["load_path"] != "arena":
+            raise WrongPath(f"a relay on the same node came from '{record['load_path']}'")
+        return
+    if path not in {"tcp", f"tcp/{device}", "plasma/tcp"}:
+        raise WrongPath(
+            f"a relay over link {link} took path '{path or 'none'}' by transport "
+            f"'{record['transport'] or record['load_path']}', expected tcp: its figures would be "
+            "worth nothing (UCX_TLS=tcp holds UCX to the wire)"
+        )
+    if received_bytes < record["wire_bytes"] or record["wire_bytes"] <= 0:
+        raise WrongPath(
+            f"a relay over link {link} says that {record['wire_bytes']:,} bytes crossed, but the "
+            f"interface has received {received_bytes:,}: they went past the wire"
+        )
+
+
+def parse_links(text: str) -> tuple[Link | None, ...]:
+    """`same-node,unshaped,1gbit` as links, each once; None is the same node.
+
+    Raises:
+        ConfigError: a word is no link.
+    """
+    words = dict.fromkeys(word.strip() for word in text.split(","))
+    return tuple(None if word == SAME_NODE else parse_link(word) for word in words)
+
+
+def estimate_s(tokens: int, links: Sequence[Link | None]) -> float:
+    """Roughly how long all arms of one repeat take at one length."""
+    wires = [link for link in links if link is not None]
+    bits = 8 * _BYTES_PER_TOKEN * tokens
+    transfers = sum(bits / (link.bits_per_s or _UNSHAPED_BITS_PER_S) for link in wires)
+    return (2 + len(links)) * prefill_estimate_s(tokens) + transfers
+
+
+def total_estimate_s(lengths: Sequence[int], repeats: int, links: Sequence[Link | None]) -> float:
+    """What `Bench.run` advances to."""
+    return repeats * sum(estimate_s(tokens, links) for tokens in lengths)

@@ -1,0 +1,170 @@
+"""The test bed's commands, names and records; making one is tests/topology's business."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvrelay.bench.errors import BenchError
+from kvrelay.bench.testbed import goodput, nodes, stream, system
+from kvrelay.bench.testbed.link import UNSHAPED, Link, parse_link
+from kvrelay.bench.testbed.network import ADDRESSES, NUM_SUBNETS, Network
+from kvrelay.bench.testbed.record import BedRecord, load_records, records_dir
+from kvrelay.cluster.errors import ConfigError
+from kvrelay.cluster.processes import MARKER
+
+NETWORK = Network.of("abc123", 5)
+
+
+@pytest.fixture(autouse=True)
+def _own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("text", "bits_per_s"),
+    [("1gbit", 10**9), ("2.5gbit", 2_500_000_000), ("40mbit", 40 * 10**6), ("64kbit", 64_000)],
+)
+def test_rates(text: str, bits_per_s: int) -> None:
+    assert parse_link(text) == Link(text, bits_per_s)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "-1mbit", "0mbit", "1e9mbit", "1 gbit"])
+def test_rates_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="1gbit"):
+        parse_link(text)
+
+
+def test_shaping() -> None:
+    assert UNSHAPED.shape_command("ns", "dev")[-2:] == ["root", "noqueue"]
+    words = parse_link("1gbit").shape_command("ns", "dev")
+    assert words[:8] == ["tc", "-n", "ns", "qdisc", "replace", "dev", "dev", "root"]
+    options = dict(zip(words[9::2], words[10::2], strict=True))
+    assert options["rate"] == "1000000000bit"
+    # A 64 KiB segment fits, and what is let through unshaped is little.
+    assert 2**16 <= int(options["burst"]) <= 10**9 / 8 * 0.005
+    assert int(options["limit"]) >= int(options["burst"])
+
+
+@pytest.mark.parametrize("subnet", [0, 1, NUM_SUBNETS - 1])
+def test_names_and_addresses(subnet: int) -> None:
+    network = Network.of("abc123", subnet)
+    first, second = network.nodes
+    for node in network.nodes:
+        assert len(node.device) <= 15, "the kernel's limit"
+        assert node.namespace.startswith("kvrelay-")
+        assert ipaddress.ip_address(node.address) in ADDRESSES
+    wire = ipaddress.ip_network(f"{first.address}/30", strict=False)
+    assert ipaddress.ip_address(second.address) in wire.hosts()
+    assert len({node.label for node in network.nodes}) == 2
+
+
+def test_beds_have_nothing_in_common() -> None:
+    other = Network.of("abc124", 6)
+    for field in ("namespace", "device", "address"):
+        names = [getattr(node, field) for n in (NETWORK, other) for node in n.nodes]
+        assert len(set(names)) == 4, field
+
+
+def test_only_what_exists_is_removed() -> None:
+    assert NETWORK.remove_commands(()) == []
+    only = NETWORK.remove_commands({NETWORK.second.namespace, "kvrelay-other-1"})
+    assert all(NETWORK.second.namespace in command for command in only)
+    assert only[-1] == ["ip", "netns", "delete", NETWORK.second.namespace]
+
+
+def test_head_and_worker() -> None:
+    head, worker = (nodes.start_command(NETWORK, node, "/tmp/x", 2) for node in NETWORK.nodes)
+    assert head[:4] == ["ip", "netns", "exec", NETWORK.first.namespace]
+    assert "--head" in head and "--head" not in worker
+    assert f"--address={NETWORK.first.address}:{nodes.GCS_PORT}" in worker
+    assert f"--labels=kvrelay/node={NETWORK.second.label}" in worker
+
+
+def test_nodes_are_held_to_the_wire() -> None:
+    base = {"RAY_ADDRESS": "elsewhere", "PATH": "/bin"}
+    node = NETWORK.second
+    told = nodes.node_environment(node, "id", "token", "/tmp/x", base)
+    assert (told["UCX_TLS"], told["UCX_NET_DEVICES"]) == ("tcp", node.device)
+    assert told[MARKER] == "id" and told["PATH"] == "/bin" and "RAY_ADDRESS" not in told
+    client = nodes.client_environment(NETWORK, "id", "token", base)
+    assert client["RAY_ADDRESS"] == f"{NETWORK.first.address}:{nodes.GCS_PORT}"
+    assert client["RAY_AUTH_TOKEN"] == told["RAY_AUTH_TOKEN"] == "token"
+
+
+def test_a_record_is_found_again_and_knows_its_owner() -> None:
+    record = BedRecord.new()
+    try:
+        record.save()
+        assert load_records() == [record]
+        assert not record.abandoned
+        assert records_dir().stat().st_mode & 0o077 == 0
+        (records_dir() / "old.json").write_text('{"id": "x"}')
+        (records_dir() / "broken.json").write_text("{")
+        assert load_records() == [record]
+        assert BedRecord.new().subnet != record.subnet
+        record.remove()
+        record.remove()
+        assert load_records() == []
+    finally:
+        Path(record.temp_dir).rmdir()
+
+
+def test_a_record_whose_owner_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    values = {"id": "x", "name": "abc123", "subnet": 1, "temp_dir": ""}
+    assert BedRecord(pid=child.pid, pid_created_s=1.0, **values).abandoned  # type: ignore[arg-type]
+    # The same pid, another process.
+    assert BedRecord(pid=os.getpid(), pid_created_s=1.0, **values).abandoned  # type: ignore[arg-type]
+
+
+def test_why_there_can_be_no_test_bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "status"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in (system.unavailable() or "")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    status.write_text("Name:\tx\nCapEff:\t0000000000001000\n")
+    assert "CAP_SYS_ADMIN" in (system.unavailable(status) or "")
+    status.write_text("CapEff:\t000001ffffffffff\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "install iproute2" in (system.unavailable(status) or "")
+
+
+def test_a_command_that_fails_is_one_line() -> None:
+    with pytest.raises(BenchError, match="`sh -c echo no >&2; exit 3` failed: no"):
+        system.run(["sh", "-c", "echo no >&2; exit 3"])
+    with pytest.raises(BenchError, match="exit status 3"):
+        system.run(["sh", "-c", "exit 3"])
+    with pytest.raises(BenchError, match="No such file"):
+        system.run(["/no/such/command"])
+
+
+def test_a_namespace_that_is_not_there() -> None:
+    with pytest.raises(BenchError, match=f"cannot enter {NETWORK.first.namespace}"):
+        with system.entered(NETWORK.first):
+            pytest.fail("it should not have begun")
+
+
+def test_plain_tcp_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    sender = threading.Thread(target=stream.send, args=("127.0.0.1",))
+    sender.start()
+    while not (port := capfd.readouterr().out.strip()):
+        pass
+    times_s = stream.receive("127.0.0.1", int(port), 3 * stream.CHUNK_BYTES + 7, repeats=3)
+    sender.join(10)
+    assert not sender.is_alive()
+    assert len(times_s) == 3 and all(0 < each < 10 for each in times_s)
+
+
+def test_how_much_is_read() -> None:
+    assert goodput.read_bytes(UNSHAPED) == goodput.MAX_BYTES >= 94 * 10**6
+    assert goodput.read_bytes(parse_link("1gbit")) == 10**8
+    assert goodput.read_bytes(parse_link("100mbit")) == 10**7
+    assert goodput.read_bytes(parse_link("1mbit")) == goodput.MIN_BYTES

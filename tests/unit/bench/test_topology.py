@@ -1,0 +1,114 @@
+"""Rows of `bench topology`, and when a relay does not count."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvrelay.bench import topology, topology_rows
+from kvrelay.bench.errors import WrongPath
+from kvrelay.bench.testbed.link import UNSHAPED, parse_link
+from kvrelay.cluster.errors import ConfigError
+
+DEVICE = "kvrabc1231"
+RELAYED = {"load_path": "nodes", "transport": "nixl", "path": "tcp", "wire_bytes": 1000}
+
+
+def samples(repeats: int = 2) -> list[dict[str, Any]]:
+    """Recompute 2 s, local hit 0.1 s; relay 0.2 s on the node, 1 s over 100 Mbit/s."""
+    found: list[dict[str, Any]] = []
+    for repeat in range(repeats):
+        stream = {"link": "100mbit", "repeat": repeat, "measure": "goodput_bits_per_s"}
+        found += [{**stream, "value": value} for value in (90e6, 80e6, 100e6)]
+        factors = {"tokens": 512, "repeat": repeat}
+        watched = {"others_cores": 0.1, "steal_cores": 0.0}
+        found.append({**factors, "measure": "recompute_s", "value": 2.0, **watched})
+        found.append({**factors, "measure": "local_hit_s", "value": 0.1, **watched})
+        for link, relay_s, transport in (("100mbit", 1.0, "nixl"), ("same-node", 0.2, "arena")):
+            of_link = {**factors, "link": link}
+            found.append({**of_link, "measure": "relay_s", "value": relay_s, **watched})
+            record = {"bytes": 9_000_000, "wire_bytes": 4_500_000, "interface_bytes": 4_600_000}
+            record |= {"transfer_s": 0.5, "copy_s": 0.01}
+            words = {"transport": transport, "path": "tcp", "codec": "raw"}
+            for measure, value in {**record, **words}.items():
+                found.append({**of_link, "measure": measure, "value": value})
+    return found
+
+
+def test_rows() -> None:
+    near, far = topology_rows.summarize(samples())
+    assert (near["link"], far["link"]) == ("same-node", "100mbit")
+    assert far["tokens"] == 512
+    assert far["recompute_s"] == near["recompute_s"] == {"min": 2, "median": 2, "max": 2, "n": 2}
+    assert far["recompute_over_relay"] == 2.0 and near["recompute_over_relay"] == 10.0
+    assert far["relay_over_local_hit"] == 10.0
+    assert far["goodput_gbit_per_s"]["median"] == 0.09 and far["goodput_gbit_per_s"]["n"] == 6
+    assert far["wire_s"] == {"min": 0.8, "median": 0.8, "max": 0.8, "n": 2}
+    assert (far["bytes"], far["wire_bytes"]) == (9_000_000, 4_500_000)
+    assert (far["transport"], far["path"], far["codec"]) == ("nixl", "tcp", "raw")
+    assert "wire_s" not in near and "goodput_gbit_per_s" not in near
+
+
+def test_fast_links_come_first() -> None:
+    mixed = [
+        {"link": link, "repeat": 0, "measure": "goodput_bits_per_s", "value": value}
+        for link, value in (("40mbit", 39e6), ("unshaped", 5e9), ("1gbit", 95e7))
+    ]
+    for link in ("40mbit", "same-node", "1gbit", "unshaped"):
+        mixed.append({"link": link, "tokens": 1, "repeat": 0, "measure": "relay_s", "value": 1.0})
+    rows = topology_rows.summarize(mixed)
+    assert [row["link"] for row in rows] == ["same-node", "unshaped", "1gbit", "40mbit"]
+
+
+def test_interrupted_samples_still_make_rows() -> None:
+    for count in range(len(samples())):
+        json.dumps(topology_rows.summarize(samples()[:count]))
+
+
+def test_a_relay_over_the_link() -> None:
+    for path in ("tcp", f"tcp/{DEVICE}", "plasma/tcp"):
+        topology.check_path("1gbit", DEVICE, {**RELAYED, "path": path}, received_bytes=1000)
+    same = {"load_path": "arena", "transport": "", "path": "", "wire_bytes": 0}
+    topology.check_path("same-node", None, same, received_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "received", "message"),
+    [
+        ({"path": "cma"}, 1000, "path 'cma' by transport 'nixl', expected tcp"),
+        ({"path": ""}, 1000, "path 'none'"),
+        ({"path": "unknown"}, 1000, "path 'unknown'"),
+        ({"path": "tcp/lo"}, 1000, "path 'tcp/lo'"),
+        ({}, 999, "interface has received 999"),
+        ({"wire_bytes": 0}, 1000, "0 bytes crossed"),
+    ],
+)
+def test_a_relay_that_went_past_the_link(
+    change: dict[str, Any], received: int, message: str
+) -> None:
+    with pytest.raises(WrongPath, match=message):
+        topology.check_path("1gbit", DEVICE, {**RELAYED, **change}, received)
+
+
+def test_a_relay_on_the_node_that_came_from_another() -> None:
+    with pytest.raises(WrongPath, match="came from 'nodes'"):
+        topology.check_path("same-node", None, RELAYED, 0)
+
+
+def test_links() -> None:
+    assert topology.parse_links("same-node, unshaped,1gbit,unshaped") == (
+        None,
+        UNSHAPED,
+        parse_link("1gbit"),
+    )
+    with pytest.raises(ConfigError, match="link 'lan'"):
+        topology.parse_links("unshaped,lan")
+
+
+def test_slow_links_take_longer() -> None:
+    def total(links: str) -> float:
+        return topology.total_estimate_s([512, 7900], 5, topology.parse_links(links))
+
+    assert total("same-node") < total("unshaped") < total("100mbit") < total("100mbit,40mbit")
