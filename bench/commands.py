@@ -189,6 +189,9 @@ def topology(
     links: Annotated[
         str, typer.Option(help="where A is: `same-node`, or behind a wire of this rate")
     ] = "same-node,unshaped,1gbit,100mbit",
+    ways: Annotated[
+        str, typer.Option(help="between nodes: each transport and codec to compare")
+    ] = "nixl/raw,nixl/split,nixl/lz4,plasma/raw",
     tokens: Annotated[
         str, typer.Option(help="lengths of the shared prefix")
     ] = "512,2048,4096,7900",
@@ -221,11 +224,12 @@ def topology(
       kvrelay bench topology --links 200mbit,40mbit --tokens 2048 --repeats 3
     """
     from kvrelay.bench import run_topology
-    from kvrelay.bench.topology import parse_links
+    from kvrelay.bench.topology import parse_links, parse_ways
 
     run_topology.main(
         run_topology.Options(
             links=parse_links("same-node,unshaped,100mbit" if smoke else links),
+            ways=parse_ways(ways),
             lengths=tuple(parse_lengths("512" if smoke else tokens)),
             repeats=1 if smoke else repeats,
             json_file=json_file,

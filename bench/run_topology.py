@@ -48,6 +48,7 @@ class Options:
     """What the command was asked for."""
 
     links: tuple[Link | None, ...]
+    ways: tuple[tuple[str, str], ...]
     lengths: tuple[int, ...]
     repeats: int
     json_file: Path | None
@@ -90,12 +91,23 @@ def main(options: Options) -> None:
         here, there = _places(stack, bed)
         gate = QuietGate(session.id, options.quiet_wait_s)
         bench = topology.Bench(
-            client, here, there, bed, options.links, prompts, gate, report.samples
+            client=client,
+            here=here,
+            there=there,
+            bed=bed,
+            links=options.links,
+            ways=options.ways,
+            set_way=_set_way,
+            prompts=prompts,
+            gate=gate,
+            samples=report.samples,
         )
         with err.status("warming up"):
             bench.warm_up()
         gate.forget()
-        total = topology.total_estimate_s(options.lengths, options.repeats, options.links)
+        total = topology.total_estimate_s(
+            options.lengths, options.repeats, options.links, len(options.ways)
+        )
         try:
             with progress_bar("measuring", total) as advance:
                 bench.run(options.lengths, options.repeats, random.Random(options.seed), advance)
@@ -159,6 +171,15 @@ def _place(stack: ExitStack, handle: Any, node: Node | None) -> Place:
     with system.entered(node) if node is not None else nullcontext():
         watch = stack.enter_context(closing(StoreWatch(handle.address)))
     return Place(watch, blocks)
+
+
+def _set_way(transport: str, codec: str) -> None:
+    """Have every store read in this way from now on."""
+    import ray
+
+    from kvrelay.relay.actor import stores
+
+    ray.get([handle.actor.set_route.remote(transport, codec) for handle in stores()])
 
 
 def _labels() -> dict[str, str | None]:

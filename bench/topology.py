@@ -9,6 +9,7 @@ order, over all links:
     recompute     b: P+32, relay refused                                   -> recompute_s
     plain         plain: P                     then  plain: P+32           -> local_hit_s
     relay, link   a or a-near: P               then  b: P+32               -> relay_s
+                  between nodes once by each way: transport and codec
 
 Before B is asked, A's store has committed every block of A, and B's store has heard of them.
 Requests are for one token and not streamed: the answer that is timed carries vLLM's count of
@@ -36,9 +37,12 @@ from kvrelay.bench.report import Row
 from kvrelay.bench.settle import StoreWatch
 from kvrelay.bench.testbed.bed import Bed
 from kvrelay.bench.testbed.link import Link, parse_link
+from kvrelay.cluster.errors import ConfigError
+from kvrelay.relay.codecs.base import NAMES as CODECS
 
 FAR, NEAR, B, PLAIN = "a", "a-near", "b", "plain"
 SAME_NODE = "same-node"
+TRANSPORTS = ("nixl", "plasma")
 WARM_UP_TOKENS = 512
 _KNOWN_TIMEOUT_S = 30.0
 _POLL_S = 0.02
@@ -69,6 +73,8 @@ class Bench:
         here: the node of B and of the client.
         there: the other node, and `bed` the wire to it; None if all is on one node.
         links: what is compared; None stands for the same node.
+        ways: how blocks come between nodes, (transport, codec) each.
+        set_way: has B's store take one of them.
     """
 
     client: AnswerClient
@@ -76,6 +82,8 @@ class Bench:
     there: Place | None
     bed: Bed | None
     links: Sequence[Link | None]
+    ways: Sequence[tuple[str, str]]
+    set_way: Callable[[str, str], None]
     prompts: PromptSource
     gate: QuietGate
     samples: list[Row]
@@ -96,20 +104,28 @@ class Bench:
                     self._goodput(link, repeat)
             for tokens in rng.sample(lengths, len(lengths)):
                 arms: list[Callable[[int, int], None]] = [self._recompute, self._plain]
-                arms += [partial(self._relay, link) for link in self.links]
+                arms += self._relays()
                 for arm in rng.sample(arms, len(arms)):
                     arm(tokens, repeat)
-                    advance(1.0 / len(arms) * estimate_s(tokens, self.links))
+                    advance(1.0 / len(arms) * estimate_s(tokens, self.links, len(self.ways)))
 
     def warm_up(self) -> None:
         """Let every engine compute, save, load and hit once, over every link; nothing is kept."""
         try:
             self._recompute(WARM_UP_TOKENS, -1)
             self._plain(WARM_UP_TOKENS, -1)
-            for link in self.links:
-                self._relay(link, WARM_UP_TOKENS, -1)
+            for relay in self._relays():
+                relay(WARM_UP_TOKENS, -1)
         finally:
             self.samples.clear()
+
+    def _relays(self) -> list[Callable[[int, int], None]]:
+        """On the same node there is one way, between nodes there are several."""
+        found: list[Callable[[int, int], None]] = []
+        for link in self.links:
+            ways = [None] if link is None else self.ways
+            found += [partial(self._relay, link, way) for way in ways]
+        return found
 
     # Arms
 
@@ -127,9 +143,14 @@ class Bench:
         hit = local_hit_tokens(tokens)
         self._ask(factors, "local_hit_s", PLAIN, prompt.whole, cached=hit)
 
-    def _relay(self, link: Link | None, tokens: int, repeat: int) -> None:
+    def _relay(
+        self, link: Link | None, way: tuple[str, str] | None, tokens: int, repeat: int
+    ) -> None:
         name = SAME_NODE if link is None else link.name
         factors = {"tokens": tokens, "repeat": repeat, "arm": "relay", "link": name}
+        if way is not None:
+            factors["way"] = "/".join(way)
+            self.set_way(*way)
         prompt = self.prompts.take(tokens)
         source, agent = (self.here, NEAR) if link is None else (self._far(), FAR)
         if link is not None and self.bed is not None:
@@ -144,6 +165,9 @@ class Bench:
         answer = self._ask(factors, "relay_s", B, prompt.whole, cached=tokens)
         received = self._received_bytes() - before
         device = self._device(link)
+        taken = (answer.record["transport"], answer.record["codec"])
+        if way is not None and taken != way:
+            raise WrongPath(f"a relay took {'/'.join(taken)} where {'/'.join(way)} was set")
         check_path(name, device, answer.record, received)
         self._keep_record(factors, device, answer.record, received)
         self.here.store.wait(since, blocks_saved(tokens + OTHER_TOKENS, tokens))
@@ -273,14 +297,33 @@ def parse_links(text: str) -> tuple[Link | None, ...]:
     return tuple(None if word == SAME_NODE else parse_link(word) for word in words)
 
 
-def estimate_s(tokens: int, links: Sequence[Link | None]) -> float:
+def parse_ways(text: str) -> tuple[tuple[str, str], ...]:
+    """`nixl/raw,plasma/raw` as pairs of transport and codec, each once.
+
+    Raises:
+        ConfigError: a word is not such a pair.
+    """
+    ways = []
+    for word in dict.fromkeys(word.strip() for word in text.split(",")):
+        transport, _, codec = word.partition("/")
+        if transport not in TRANSPORTS or codec not in CODECS:
+            known = f"transports: {', '.join(TRANSPORTS)}; codecs: {', '.join(CODECS)}"
+            raise ConfigError(f"--ways {word}: a way is TRANSPORT/CODEC; {known}")
+        ways.append((transport, codec))
+    return tuple(ways)
+
+
+def estimate_s(tokens: int, links: Sequence[Link | None], num_ways: int) -> float:
     """Roughly how long all arms of one repeat take at one length."""
     wires = [link for link in links if link is not None]
     bits = 8 * _BYTES_PER_TOKEN * tokens
     transfers = sum(bits / (link.bits_per_s or _UNSHAPED_BITS_PER_S) for link in wires)
-    return (2 + len(links)) * prefill_estimate_s(tokens) + transfers
+    relays = len(wires) * num_ways + len(links) - len(wires)
+    return (2 + relays) * prefill_estimate_s(tokens) + num_ways * transfers
 
 
-def total_estimate_s(lengths: Sequence[int], repeats: int, links: Sequence[Link | None]) -> float:
+def total_estimate_s(
+    lengths: Sequence[int], repeats: int, links: Sequence[Link | None], num_ways: int
+) -> float:
     """What `Bench.run` advances to."""
-    return repeats * sum(estimate_s(tokens, links) for tokens in lengths)
+    return repeats * sum(estimate_s(tokens, links, num_ways) for tokens in lengths)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvrelay.bench.report import Row, number, seconds
-from kvrelay.bench.stats import figure, ratio_of_medians
+from kvrelay.bench.stats import figure
 
 # What does not depend on the link is measured once a repeat and stands in every link's row.
 SHARED = ("recompute_s", "local_hit_s")
@@ -17,30 +17,33 @@ WATCHED = ("others_cores", "steal_cores")
 RATIOS = {
     "recompute_over_relay": ("recompute_s", "relay_s"),
     "relay_over_local_hit": ("relay_s", "local_hit_s"),
+    "relay_over_local_hit_and_wire": ("relay_s", "local_hit_and_wire_s"),
 }
 TIMES_TABLE: Mapping[str, Callable[[Row], str]] = {
     "link": number("link"),
+    "way": number("way"),
     "tokens": number("tokens", ","),
     "recompute": seconds("recompute_s"),
     "relay": seconds("relay_s"),
     "local\nhit": seconds("local_hit_s"),
     "recompute\n/ relay": number("recompute_over_relay", ".2f"),
     "relay /\nlocal hit": number("relay_over_local_hit", ".2f"),
+    "relay / (local\nhit + wire)": number("relay_over_local_hit_and_wire", ".2f"),
 }
 TRANSFERS_TABLE: Mapping[str, Callable[[Row], str]] = {
     "link": number("link"),
+    "way": number("way"),
     "tokens": number("tokens", ","),
     "KV\nMB": lambda row: _megabytes(row.get("bytes")),
     "moved\nMB": lambda row: _megabytes(row.get("wire_bytes")),
     "transfer": seconds("transfer_s"),
     "wire": seconds("wire_s"),
     "path": number("path"),
-    "codec": number("codec"),
 }
 
 
 def summarize(samples: Sequence[Row]) -> list[Row]:
-    """One row per link and length that has a relay.
+    """One row per link, way and length that has a relay.
 
     Every measure is a figure; ratios are of medians. `wire_s` pairs each relay with the goodput
     of its repeat.
@@ -49,19 +52,24 @@ def summarize(samples: Sequence[Row]) -> list[Row]:
     links = list(dict.fromkeys(sample["link"] for sample in relays))
     goodput = {link: _goodput(link, samples) for link in links}
     order = {link: _slowness(goodput[link]) for link in links}
-    pairs = {(sample["link"], sample["tokens"]) for sample in relays}
+    keys = {(order[s["link"]], s["link"], s["tokens"], s.get("way", "")) for s in relays}
     return [
-        _row(link, tokens, samples, goodput[link])
-        for link, tokens in sorted(pairs, key=lambda pair: (order[pair[0]], pair[0], pair[1]))
+        _row((link, way), tokens, samples, goodput[link]) for _, link, tokens, way in sorted(keys)
     ]
 
 
 def _row(
-    link: str, tokens: int, samples: Sequence[Row], goodput: Mapping[int, Sequence[float]]
+    place: tuple[str, str],
+    tokens: int,
+    samples: Sequence[Row],
+    goodput: Mapping[int, Sequence[float]],
 ) -> Row:
+    link, way = place
     of_tokens = [sample for sample in samples if sample.get("tokens") == tokens]
-    of_link = [sample for sample in of_tokens if sample.get("link") == link]
+    of_link = [s for s in of_tokens if (s.get("link"), s.get("way", "")) == place]
     row: Row = {"link": link, "tokens": tokens}
+    if way:
+        row["way"] = way
     for names, pool in ((SHARED, of_tokens), (OF_THE_LINK, of_link)):
         for name in names:
             if values := _values(pool, name):
@@ -77,13 +85,26 @@ def _row(
         row["goodput_gbit_per_s"] = figure([value / 1e9 for value in everything])
         if wire := _wire_s(of_link, goodput):
             row["wire_s"] = figure(wire)
-    for name, both in RATIOS.items():
-        tops, bottoms = (_values(of_tokens if m in SHARED else of_link, m) for m in both)
-        if tops and bottoms:
-            row[name] = ratio_of_medians(tops, bottoms)
+    row |= _ratios(row)
     timed = [sample for sample in of_link if "others_cores" in sample]
     row |= {name: figure([sample[name] for sample in timed]) for name in WATCHED if timed}
     return row
+
+
+def _ratios(row: Row) -> Row:
+    """Ratios of medians; `local_hit_and_wire_s` is what a relay cannot be faster than."""
+    found: Row = {}
+    if "wire_s" in row and "local_hit_s" in row:
+        found["local_hit_and_wire_s"] = _median(row["local_hit_s"]) + _median(row["wire_s"])
+    for name, (top, bottom) in RATIOS.items():
+        known = row | found
+        if top in known and bottom in known:
+            found[name] = round(_median(known[top]) / _median(known[bottom]), 4)
+    return found
+
+
+def _median(value: Any) -> float:
+    return float(value["median"] if isinstance(value, dict) else value)
 
 
 def _goodput(link: str, samples: Sequence[Row]) -> dict[int, list[float]]:

@@ -44,6 +44,8 @@ def test_rows() -> None:
     assert far["recompute_s"] == near["recompute_s"] == {"min": 2, "median": 2, "max": 2, "n": 2}
     assert far["recompute_over_relay"] == 2.0 and near["recompute_over_relay"] == 10.0
     assert far["relay_over_local_hit"] == 10.0
+    assert far["local_hit_and_wire_s"] == 0.9
+    assert far["relay_over_local_hit_and_wire"] == round(1 / 0.9, 4)
     assert far["goodput_gbit_per_s"]["median"] == 0.09 and far["goodput_gbit_per_s"]["n"] == 6
     assert far["wire_s"] == {"min": 0.8, "median": 0.8, "max": 0.8, "n": 2}
     assert (far["bytes"], far["wire_bytes"]) == (9_000_000, 4_500_000)
@@ -109,6 +111,22 @@ def test_links() -> None:
 
 def test_slow_links_take_longer() -> None:
     def total(links: str) -> float:
-        return topology.total_estimate_s([512, 7900], 5, topology.parse_links(links))
+        return topology.total_estimate_s([512, 7900], 5, topology.parse_links(links), 2)
 
     assert total("same-node") < total("unshaped") < total("100mbit") < total("100mbit,40mbit")
+
+
+def test_every_way_has_a_row() -> None:
+    relay = {"link": "1gbit", "tokens": 1, "repeat": 0, "measure": "relay_s"}
+    rows = topology_rows.summarize(
+        [{**relay, "way": way, "value": value} for way, value in (("n/raw", 2.0), ("p/raw", 3.0))]
+    )
+    assert [(row["way"], row["relay_s"]["median"]) for row in rows] == [("n/raw", 2), ("p/raw", 3)]
+
+
+def test_ways() -> None:
+    ways = topology.parse_ways("nixl/raw, plasma/split,nixl/raw")
+    assert ways == (("nixl", "raw"), ("plasma", "split"))
+    for wrong in ("nixl", "nixl/zip", "ucx/raw", ""):
+        with pytest.raises(ConfigError, match="a way is TRANSPORT/CODEC"):
+            topology.parse_ways(wrong)
