@@ -45,6 +45,7 @@ from kvrelay.cluster.session import (
     load_sessions,
     make_temp_dir,
     sessions_dir,
+    temp_environment,
 )
 from kvrelay.cluster.startup import APP_NAME, Progress, Reporter, deploy
 
@@ -174,8 +175,7 @@ def _environment(session: Session) -> Iterator[None]:
     """
     values = {MARKER: session.id, "RAY_USAGE_STATS_ENABLED": "0"}
     if session.owns_ray:
-        # vLLM leaves its sockets where temporary files go.
-        values |= {"RAY_AUTH_TOKEN": session.ray_token, "TMPDIR": session.temp_dir}
+        values |= {"RAY_AUTH_TOKEN": session.ray_token, **temp_environment(session.temp_dir)}
     before = {name: os.environ.get(name) for name in values}
     folder = Path.cwd()
     os.environ.update(values)

@@ -96,6 +96,18 @@ def make_temp_dir() -> str:
     return tempfile.mkdtemp(prefix="kvrelay-", dir=root)
 
 
+def temp_environment(temp_dir: str) -> dict[str, str]:
+    """Sends temporary files there: vLLM leaves its sockets where those go.
+
+    The kernels that torch compiles stay where they would be otherwise, for the next start.
+    """
+    kernels = Path(tempfile.gettempdir()) / f"torchinductor_{psutil.Process().username()}"
+    return {
+        "TMPDIR": temp_dir,
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(kernels)),
+    }
+
+
 def load_sessions() -> list[Session]:
     """Every cluster on record, oldest first; files of another version are skipped."""
     known = {field.name for field in fields(Session)}

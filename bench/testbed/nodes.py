@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kvrelay.bench.testbed.network import Network, Node
 from kvrelay.cluster.config import NODE_LABEL
 from kvrelay.cluster.processes import MARKER
+from kvrelay.cluster.session import temp_environment
 
 GCS_PORT = 6379  # each namespace has all ports to itself
 OBJECT_STORE_BYTES = 2**30
@@ -60,8 +61,7 @@ def node_environment(
     """What the processes of a node inherit.
 
     UCX is held to the wire: it would see one machine and go through its memory. vLLM and gloo
-    would look for the machine's own address, which is not in the namespace; and vLLM leaves
-    sockets where temporary files go.
+    would look for the machine's own address, which is not in the namespace.
     """
     return {
         **{name: value for name, value in base.items() if name != "RAY_ADDRESS"},
@@ -69,7 +69,7 @@ def node_environment(
         "RAY_AUTH_MODE": "token",  # `ray start` of a worker node does not turn it on by itself
         "RAY_AUTH_TOKEN": token,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "TMPDIR": temp_dir,
+        **temp_environment(temp_dir),
         "UCX_TLS": "tcp",
         "UCX_NET_DEVICES": node.device,
         "VLLM_HOST_IP": node.address,

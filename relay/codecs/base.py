@@ -5,14 +5,15 @@
 Little-endian. `stored` says that the payload is the raw bytes themselves: so ends whatever a
 codec cannot shorten, and an encoding is never longer than its raw bytes and one envelope.
 
-A codec is lossless for any bytes of any length. It may expect bf16 numbers, since attention
-backends pack K and V in ways of their own, but only its ratio may depend on that.
+A codec is lossless for any bytes of any length: attention backends pack K and V in ways of their
+own. It may hope for bf16 numbers, but only its ratio depends on them.
 
 What the caller guarantees:
 - `raw`, `encoded` and `target` are contiguous and do not overlap;
 - after `decode` it compares the XXH3-128 of `target` with that of the raw bytes, which a slot
   carries anyway. Damage to the envelope or to the structure of a payload is refused here, a
-  flipped bit of a number is not: a checksum of its own took a fifth of the time of `split`.
+  flipped bit of a number is not: another checksum would add a fifth to the time of `split`.
+
 What a codec owes:
 - `decode` writes nowhere but in `target`, and allocates nothing whose size the encoding tells;
 - it has no state: any thread may call it, and others run meanwhile.

@@ -92,6 +92,7 @@ def test_nodes_are_held_to_the_wire() -> None:
     node = NETWORK.second
     told = nodes.node_environment(node, "id", "token", "/tmp/x", base)
     assert (told["UCX_TLS"], told["UCX_NET_DEVICES"]) == ("tcp", node.device)
+    assert told["TMPDIR"] == "/tmp/x" and "/tmp/x" not in told["TORCHINDUCTOR_CACHE_DIR"]
     assert told[MARKER] == "id" and told["PATH"] == "/bin" and "RAY_ADDRESS" not in told
     client = nodes.client_environment(NETWORK, "id", "token", base)
     assert client["RAY_ADDRESS"] == f"{NETWORK.first.address}:{nodes.GCS_PORT}"
