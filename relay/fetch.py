@@ -40,7 +40,6 @@ class Fetch:
     """One `protocol.Fetch` until its client has what it needs."""
 
     def __init__(self, transfers: Transfers, client_id: int, message: protocol.Fetch) -> None:
-        """Claim slots and plan reads; what this node holds already lands at once."""
         self.client_id, self.number = client_id, message.number
         self.ended = False
         self._t = transfers
@@ -56,12 +55,15 @@ class Fetch:
         self._tried: set[str] = set()
         self._retried = False
         self._totals = _Totals()
-        failure = transfers.server.call(self._claim)
-        if self._granted:
-            failure = self._plan() or failure
-        self._cut = failure  # why the fetch will end short, once the rest has come
+        self._cut: Reason | None = None  # why the fetch will end short, once the rest has come
 
     # Called by the transfer thread
+
+    def start(self) -> None:
+        """Claim slots and plan reads; what this node holds already lands at once."""
+        self._cut = self._t.server.call(self._claim)
+        if self._granted:
+            self._cut = self._plan() or self._cut
 
     def advance(self) -> None:
         """Move everything on by what has happened."""
@@ -88,10 +90,14 @@ class Fetch:
         if not self.ended:
             self._give_up(None)
 
+    def fault(self) -> None:
+        """Something unforeseen has happened: the client recomputes what has not landed."""
+        if not self.ended:
+            self._give_up(Reason.LOAD_FAULT)
+
     def release(self) -> None:
         """Give back the leases on what has landed."""
         slots, self._leased = self._leased, []
-
         if slots:
             self._t.server.call(lambda core: self._t.leases(core, self._slab_id).release_all(slots))
 
@@ -107,7 +113,7 @@ class Fetch:
 
     def _claim(self, core: StoreCore) -> Reason | None:
         """In the store's thread: lease what is here, reserve slots for the rest."""
-        slab = self._slab = core.slab(self._slab_id)
+        self._slab = core.slab(self._slab_id)
         self._lease(core, [h for key in self._keys if (h := core.held(self._slab_id, key))])
         wanted = [key for key in self._keys if core.held(self._slab_id, key) is None]
         granted, refused = core.reserve(self._t.own_id(core), self._slab_id, wanted)
@@ -122,7 +128,6 @@ class Fetch:
         slots = [self._granted.pop(key) for key in surplus]
         core.abort(self._t.own_id(core), self._slab_id, slots)
         self._keys = self._keys[:first]
-        del slab
         return Reason.NO_ROOM
 
     def _lease(self, core: StoreCore, headers: Sequence[SlotHeader]) -> None:
@@ -139,7 +144,8 @@ class Fetch:
 
     def _plan(self) -> Reason | None:
         """Divide what is to be read among sources; what nobody has is given up."""
-        keys = [key for key in self._keys if key in self._granted]
+        coming = {key for read in self._reads for key in read.keys}
+        keys = [key for key in self._keys if key in self._granted and key not in coming]
         offered = self._t.catalog.nodes()
         mine = tuple(self._t.transports)
         at = 0
@@ -296,11 +302,11 @@ class Fetch:
             self._t.server.call(lambda core: core.abort(self._t.own_id(core), self._slab_id, slots))
 
     def _give_up(self, reason: Reason | None) -> None:
-        for read in self._reads:
+        reads, self._reads = self._reads, []
+        for read in reads:
             if reason is Reason.LOAD_DEADLINE and not read.complete:
                 self._t.routes.failed(read.node_id)
             self._give_back(read)
-        self._reads.clear()
         self._finish(reason)
 
     def _finish(self, failure: Reason | None) -> None:

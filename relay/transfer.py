@@ -246,7 +246,8 @@ class Transfers:
             for each in work:
                 self._guarded(each)
             for fetch in list(self._fetches.values()):
-                self._guarded(fetch.advance)
+                if not self._guarded(fetch.advance) and not self._guarded(fetch.fault):
+                    fetch.ended = True
                 if fetch.expired:
                     self._guarded(fetch.release)
                     self._fetches.pop((fetch.client_id, fetch.number), None)
@@ -270,19 +271,22 @@ class Transfers:
             return _BUSY_WAIT_S
         return _IDLE_WAIT_S if self._fetches else None
 
-    def _guarded(self, work: Callable[[], object]) -> None:
-        """A fault costs what was under way, not the thread."""
+    def _guarded(self, work: Callable[[], object]) -> bool:
+        """A fault costs what was under way, not the thread; whether there was none."""
         try:
             work()
         except Exception:
             self.counters["faults"] += 1
             logger.exception("transfer fault")
+            return False
+        return True
 
     def _begin(self, client_id: int, message: protocol.Fetch) -> None:
         fetch = Fetch(self, client_id, message)
         self._fetches[client_id, message.number] = fetch
         self.counters["fetched"] += 1
-        fetch.advance()
+        if not self._guarded(fetch.start):
+            fetch.fault()
 
     def _end(self, client_id: int, number: int) -> None:
         fetch = self._fetches.pop((client_id, number), None)
