@@ -11,6 +11,9 @@ from kvrelay.relay.lending import Lent
 from kvrelay.relay.probe import lend_probe, probe
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     wire = Wire()
