@@ -10,7 +10,6 @@ from nodes import SIZE, SLOT, Node, Reader, Wire, chain, idle, put, share, wait_
 from kvrelay.relay.lending import Lent
 from kvrelay.relay.probe import lend_probe, probe
 
-
 pytestmark = pytest.mark.slow
 
 
