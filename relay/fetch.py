@@ -6,6 +6,7 @@ for anything but the store's own thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from kvrelay.relay.transports.base import TransferError
 
 if TYPE_CHECKING:
     from kvrelay.relay.transfer import Peer, Transfers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -246,6 +249,8 @@ class Fetch:
         """Give a read up; its remaining blocks may come from another place, once."""
         reason = error.reason if isinstance(error, ReadFailed) else Reason.TRANSFER_FAILED
         self._t.counters[f"failed_{reason}"] += 1
+        if reason is Reason.TRANSFER_FAILED:
+            logger.warning("a read by %s failed: %s", "/".join(read.way), error)
         rest = read.keys[read.landed :]
         self._give_back(read)
         if reason is Reason.TRANSFER_FAILED:

@@ -12,6 +12,7 @@ sealed; bytes in use are (reserved + sealed) slots times their slab's slot size,
 exceed the capacity.
 """
 
+import heapq
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from kvrelay.policies.eviction import NO_SLOT, EvictionPolicy
+from kvrelay.policies.prefill import PrefillCost
+from kvrelay.policies.value_density import ValueDensity
 from kvrelay.relay.arena import INCARNATION_BYTES, MAX_CLIENTS, Slab, SlabGeometry, SlotHeader
 from kvrelay.relay.directory import PublishedBlock
 from kvrelay.relay.errors import ArenaError, ProtocolError
@@ -62,6 +66,7 @@ class _SlabState:
     slab: Slab
     index: IndexWriter
     free: list[int]
+    policy: EvictionPolicy
     sealed: dict[bytes, int] = field(default_factory=dict)
     reserved: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # slot: client, key
     pending: dict[bytes, int] = field(default_factory=dict)  # key: slot
@@ -69,6 +74,10 @@ class _SlabState:
     @property
     def used(self) -> int:
         return len(self.sealed) + len(self.reserved)
+
+    def observe(self) -> None:
+        """Let the policy know what readers have used."""
+        self.policy.observe(np.frombuffer(self.slab.accesses, np.uint64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,8 @@ class StoreCore:
         num_slots = max(1, self.capacity_bytes // stride)
         slab = Slab.create(SlabGeometry(slot_bytes, block_tokens, num_slots), self.incarnation)
         free = list(range(num_slots - 1, -1, -1))
-        self._slabs.append(_SlabState(slab, IndexWriter(slab), free))
+        policy = ValueDensity(num_slots, block_tokens, stride, PrefillCost())
+        self._slabs.append(_SlabState(slab, IndexWriter(slab), free, policy))
         return len(self._slabs) - 1
 
     def find_slab(self, slot_bytes: int, block_tokens: int) -> int | None:
@@ -210,6 +220,7 @@ class StoreCore:
             ProtocolError: a slot that this client has not reserved for this key.
         """
         state = self._state(slab_id)
+        state.observe()
         g = state.slab.geometry
         for entry in entries:
             if state.reserved.get(entry.slot) != (client_id, entry.key):
@@ -223,7 +234,9 @@ class StoreCore:
                 entry.slot, sealed, entry.key, entry.parent, entry.checksum, num_tokens
             )
             state.slab.write_header(header, entry.tokens)
-            state.slab.accesses[entry.slot] = self._now_ns()
+            state.slab.accesses[entry.slot] = now_ns = self._now_ns()
+            parent_slot = state.sealed.get(entry.parent, NO_SLOT)
+            state.policy.insert(entry.slot, entry.key, parent_slot, num_tokens, now_ns)
             state.slab.set_state(entry.slot, sealed)
             state.sealed[entry.key] = entry.slot
             state.index.insert(header)
@@ -262,13 +275,14 @@ class StoreCore:
         for state in self._slabs:
             for key in keys:
                 if key in state.sealed:
-                    self._evict(state, state.sealed[key])
+                    self._evict(state, state.sealed[key], needed=False)
                     dropped += 1
         return dropped
 
     def clear(self) -> int:
         """Drop everything that is sealed; how many blocks that were."""
-        return self.drop([key for state in self._slabs for key in state.sealed])
+        # Backwards, so that children go before their parents.
+        return self.drop([key for state in self._slabs for key in reversed(state.sealed)])
 
     # Looking
 
@@ -301,7 +315,9 @@ class StoreCore:
         return bool(self._added or self._removed)
 
     def take_events(self) -> StoreEvents:
-        """Changes since the last call."""
+        """Changes since the last call; called at least once a second, so it also looks for uses."""
+        for state in self._slabs:
+            state.observe()
         events = StoreEvents(tuple(self._added), tuple(self._removed))
         self._added, self._removed = {}, {}
         return events
@@ -358,6 +374,7 @@ class StoreCore:
             for key, slot in state.sealed.items():
                 header = find(state.slab, BlockKey(key))
                 _require(header is not None and header.slot == slot, "a sealed key is not found")
+            _require(state.policy.held() == sealed, "the policy knows of other blocks")
             for slot in reserved | free:
                 _require(not state.slab.state(slot) & 1, "a slot that is not committed is visible")
             for table in (state.slab.key_table, state.slab.parent_table):
@@ -385,41 +402,40 @@ class StoreCore:
         stride = state.slab.geometry.stride_bytes
         room = self.capacity_bytes - self.used_bytes
         for victim_state, slot in self._victims(wanted * stride - room):
-            self._evict(victim_state, slot)
+            self._evict(victim_state, slot, needed=True)
             room += victim_state.slab.geometry.stride_bytes
             if victim_state is not state:
                 victim_state.slab.release_pages(slot)
         return max(0, min(wanted, room // stride, len(state.free)))
 
     def _victims(self, missing_bytes: int) -> list[tuple[_SlabState, int]]:
-        """The least recently used unleased slots that hold `missing_bytes` together."""
+        """The unleased slots worth least for their size that hold `missing_bytes` together."""
         if missing_bytes <= 0:
             return []
         now_ns = self._now_ns()
-        aged: list[tuple[int, int, int]] = []
+        ranked = []
         for number, state in enumerate(self._slabs):
-            slots = np.fromiter(state.sealed.values(), np.int64, len(state.sealed))
-            slots = slots[~leased(state.slab, now_ns)[slots]]
-            ages = np.frombuffer(state.slab.accesses, np.uint64)[slots]
-            need = min(len(slots), -(-missing_bytes // state.slab.geometry.stride_bytes))
-            if need:
-                first = np.argpartition(ages, need - 1)[:need]
-                aged += [(int(ages[i]), number, int(slots[i])) for i in first]
-        victims = []
-        for _, number, slot in sorted(aged):
+            state.observe()
+            most = -(-missing_bytes // state.slab.geometry.stride_bytes)
+            victims = state.policy.victims(most, leased(state.slab, now_ns), now_ns)
+            ranked.append([(victim.value, number, victim.slot) for victim in victims])
+        chosen = []
+        for _, number, slot in heapq.merge(*ranked):
             if missing_bytes <= 0:
                 break
-            victims.append((self._slabs[number], slot))
+            chosen.append((self._slabs[number], slot))
             missing_bytes -= self._slabs[number].slab.geometry.stride_bytes
-        return victims
+        return chosen
 
-    def _evict(self, state: _SlabState, slot: int) -> None:
+    def _evict(self, state: _SlabState, slot: int, needed: bool) -> None:
+        """Free a sealed slot, because its room is `needed` or its block is of no use."""
         header = state.slab.read_header(slot)
         if header is None:
             raise AssertionError(f"slot {slot} to evict is not sealed")
         # Unseal first: a reader that copies right now finds another generation afterwards.
         state.slab.set_state(slot, ((header.state >> 1) + 1) << 1)
         state.index.remove(header)
+        state.policy.remove(slot, needed, self._now_ns())
         del state.sealed[header.key]
         state.free.append(slot)
         self._added.pop(header.key, None)

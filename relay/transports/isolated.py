@@ -42,6 +42,7 @@ from kvrelay.relay.transports.ucx import UNKNOWN
 logger = logging.getLogger(__name__)
 PATIENCE_S = 10.0
 _START_TIMEOUT_S = 30.0
+_REGISTER_TIMEOUT_S = 10.0
 _MAX_PATHS = 1024
 
 
@@ -123,6 +124,7 @@ class IsolatedTransport(Transport):
         known = _Region(region, fd, offset)
         self._regions.append(known)
         if self._process is not None:
+            self._ready_by_s = max(self._ready_by_s, time.monotonic() + _REGISTER_TIMEOUT_S)
             self._send_region(known)
 
     def offer(self, spans: Sequence[Span]) -> Offer:
