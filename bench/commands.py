@@ -242,6 +242,53 @@ def topology(
     )
 
 
+@app.command()
+def eviction(
+    *,
+    traces: Annotated[
+        str, typer.Option(help="generated ones by name, or JSONL files of Mooncake or Bailian")
+    ] = "tool_agent,bailian_a,coder",
+    capacity: Annotated[
+        str, typer.Option(help="slots of the store, as shares of a trace's different blocks")
+    ] = "0.03,0.1,0.3",
+    repeats: Annotated[int, typer.Option(help="seeds per generated trace", min=1)] = 5,
+    prefill: Annotated[
+        str, typer.Option(help="a,b: a prefill of n tokens takes a*n + b*n*n seconds")
+    ] = "6e-4,2.3e-7",
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    seed: Seed = 11,
+    smoke: Smoke = False,
+) -> None:
+    """What policies of eviction save, on streams with the statistics of published traces.
+
+    Replays; no engine runs. Policies: least recently used, GDSF, value density (the store's), and
+    one that knows the future. Seeds 1 to 3 were used while value density was made: others tell.
+
+    Examples:
+
+      kvrelay bench eviction --smoke
+
+      kvrelay bench eviction --traces tool_agent,bailian_a,coder --capacity 0.1,0.3 --json out.json
+
+      kvrelay bench eviction --traces toolagent_trace.jsonl --capacity 0.1
+    """
+    from kvrelay.bench import run_eviction
+
+    run_eviction.main(
+        run_eviction.Options(
+            traces=run_eviction.parse_traces(traces),
+            capacities=run_eviction.parse_capacities("0.1" if smoke else capacity),
+            repeats=1 if smoke else repeats,
+            seed=seed,
+            prefill=run_eviction.parse_prefill(prefill),
+            json_file=json_file,
+            samples_file=samples_file,
+            smoke=smoke,
+        )
+    )
+
+
 @contextlib.contextmanager
 def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
     """A bar with the time left; the function it yields advances it.

@@ -1,0 +1,33 @@
+"""What computing a prompt costs, as a function of its length."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = TypeVar("Tokens", int, NDArray[np.int64])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """T(c, n) = g + a*n + b*((c+n)^2 - c^2) seconds for n tokens behind c that are there.
+
+    The defaults fit SmolLM2-135M on 2 CPU cores, 512 to 7900 tokens, within 3 %. What matters
+    to eviction is a/b, the length (here 2600 tokens) at which attention costs as much as all
+    else; larger models and GPUs have a larger one.
+
+    Attributes:
+        fixed_s: g.
+        per_token_s: a.
+        per_token_squared_s: b.
+    """
+
+    fixed_s: float = 0.096
+    per_token_s: float = 6.0e-4
+    per_token_squared_s: float = 2.3e-7
+
+    def added_s(self, start: Tokens, end: Tokens) -> float | NDArray[np.float64]:
+        """Seconds that tokens [start, end) add to a prefill that computes them."""
+        length = end - start
+        return length * (self.per_token_s + self.per_token_squared_s * (start + end))
