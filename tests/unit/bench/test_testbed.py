@@ -6,7 +6,6 @@ import ipaddress
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -153,14 +152,13 @@ def test_a_namespace_that_is_not_there() -> None:
             pytest.fail("it should not have begun")
 
 
-def test_plain_tcp_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    sender = threading.Thread(target=stream.send, args=("127.0.0.1",))
-    sender.start()
-    while not (port := capfd.readouterr().out.strip()):
-        pass
-    times_s = stream.receive("127.0.0.1", int(port), 3 * stream.CHUNK_BYTES + 7, repeats=3)
-    sender.join(10)
-    assert not sender.is_alive()
+def test_plain_tcp_by_itself() -> None:
+    command = [sys.executable, stream.__file__, "send", "127.0.0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sender:
+        assert sender.stdout is not None
+        port = int(sender.stdout.readline())
+        times_s = stream.receive("127.0.0.1", port, 3 * stream.CHUNK_BYTES + 7, repeats=3)
+        assert sender.wait(10) == 0
     assert len(times_s) == 3 and all(0 < each < 10 for each in times_s)
 
 
