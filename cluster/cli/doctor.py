@@ -16,6 +16,7 @@ from rich.table import Table
 from kvrelay.cluster.cli.console import err, out
 from kvrelay.cluster.doctor import Finding, diagnose
 from kvrelay.cluster.errors import LifecycleError
+from kvrelay.cluster.joined import use_token
 from kvrelay.cluster.session import load_sessions
 from kvrelay.relay.probe import Probed
 
@@ -63,6 +64,7 @@ def _connected() -> Iterator[None]:
         address = ours[-1].ray_address
         if ours[-1].ray_token:
             os.environ["RAY_AUTH_TOKEN"] = ours[-1].ray_token
+    use_token()
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from kvrelay.relay.transports.base import Span, TransferError
-from kvrelay.relay.transports.ucx import UNKNOWN, UcxLog, log_settings
+from kvrelay.relay.transports.ucx import UcxLog, log_settings
 
 logger = logging.getLogger(__name__)
 # Wheels for CUDA 13 and 12; for host memory both do, and need no CUDA.
@@ -155,7 +155,7 @@ class NixlAgent:
             self._ucx = self._agent.createBackend("UCX", {})
         self._attestation.drain()
         self._metadata: bytes | None = None
-        self._endpoints: dict[str, str | None] = {}
+        self._endpoints: dict[str, str] = {}  # that we asked for; peers asked for the others
 
     @property
     def metadata(self) -> bytes:
@@ -179,8 +179,10 @@ class NixlAgent:
         with self._translated("cannot connect"):
             name = self._agent.loadRemoteMD(metadata).decode()
         log = self._attestation.drain()
-        if log.created or name not in self._endpoints:
-            self._endpoints[name] = log.created[0] if len(log.created) == 1 else None
+        if log.created:
+            self._endpoints.pop(name, None)
+            if len(log.created) == 1:
+                self._endpoints[name] = log.created[0]
         return str(name)
 
     def forget(self, peer: str) -> None:
@@ -244,8 +246,9 @@ class NixlAgent:
 
     def path(self, peer: str, num_bytes: int) -> str:
         """By which path reads of this size come from a peer, or `unknown`."""
+        log = self._attestation.drain()
         endpoint = self._endpoints.get(peer)
-        return self._attestation.drain().path(endpoint, num_bytes) if endpoint else UNKNOWN
+        return log.path(log.accepted if endpoint is None else [endpoint], num_bytes)
 
     def close(self) -> None:
         """End the agent. Reads under way end too, without a further write (tried)."""

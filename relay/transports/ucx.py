@@ -19,9 +19,13 @@ and, when a configuration is first read through, by which of them, depending on 
 A configuration that is told between an endpoint's creation and its lanes is the endpoint's. One
 that is told of no configuration uses an older one: its path is that of all that have exactly
 its lanes, if they agree. Ask after a read: before it UCX need not have decided.
+
+Who connects to a peer that has connected before gets the endpoint that UCX made then, by
+`remote-request`, and the log does not say which: its path is that of all of these, if they agree.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 UNKNOWN = "unknown"
@@ -29,7 +33,7 @@ _READ = "remote memory read"
 _MAX_PROBLEMS = 100
 
 _LINE = re.compile(r"^\[\d+\.\d+\] \[[^]]*\] +(?:(?P<file>\S+:\d+) +UCX +(?P<level>\w+) )? *")
-_CREATED = re.compile(r"created ep (0x[0-9a-f]+) to .* from api call")
+_CREATED = re.compile(r"created ep (0x[0-9a-f]+) to .* (from api call|remote-request)")
 _LANES = re.compile(r"ep (0x[0-9a-f]+): am_lane ")
 _LANE = re.compile(r"ep (0x[0-9a-f]+): lane\[\d+\]: +\d+:(\S+?)\.\d+ md\[")
 _CONFIG = re.compile(r"(\S+ (?:self|intra-node|inter-node) cfg#\d+) (\w+\(.*)$")
@@ -69,6 +73,7 @@ class UcxLog:
 
     def __init__(self) -> None:
         self.created: list[str] = []  # endpoints that the application asked for, in order
+        self.accepted: dict[str, None] = {}  # endpoints that peers asked for
         self.problems: list[tuple[str, str]] = []  # (level, message) of warnings and errors
         self._lanes: dict[str, set[str]] = {}
         self._own_config: dict[str, str | None] = {}  # of endpoints, where it is told
@@ -81,6 +86,7 @@ class UcxLog:
         """An endpoint was closed; UCX may give its address to the next one."""
         self._lanes.pop(endpoint, None)
         self._own_config.pop(endpoint, None)
+        self.accepted.pop(endpoint, None)
 
     def feed(self, line: str) -> None:
         """Take in one whole line."""
@@ -95,7 +101,11 @@ class UcxLog:
         if (level := head["level"]) in ("WARN", "ERROR", "FATAL"):
             self.problems = [*self.problems, (level, f"{head['file']}: {text}")][-_MAX_PROBLEMS:]
         elif created := _CREATED.search(text):
-            self.created.append(created[1])
+            self.accepted.pop(created[1], None)
+            if created[2] == "remote-request":
+                self.accepted[created[1]] = None
+            else:
+                self.created.append(created[1])
         elif lanes := _LANES.search(text):
             self._lanes[lanes[1]] = set()
             self._own_config[lanes[1]] = self._new_config
@@ -106,20 +116,27 @@ class UcxLog:
             self._new_config = config[1]
             self._configs[config[1]] = set(_LANE_NAME.findall(config[2]))
 
-    def path(self, endpoint: str | None, num_bytes: int) -> str:
-        """By which path reads of this size come through an endpoint, or `unknown`.
+    def path(self, endpoints: Iterable[str], num_bytes: int) -> str:
+        """By which path reads of this size come through one of these endpoints, or `unknown`.
 
         Several paths at once are joined by "+".
         """
-        if endpoint is None or endpoint not in self._lanes:
-            return UNKNOWN
-        own = self._own_config[endpoint]
         paths = {
             table.path(num_bytes)
-            for (config, _), table in self._tables.items()
-            if config == own or (own is None and self._configs.get(config) == self._lanes[endpoint])
+            for endpoint in endpoints
+            if endpoint in self._lanes
+            for table in self._tables_of(endpoint)
         }
         return paths.pop() if len(paths) == 1 else UNKNOWN
+
+    def _tables_of(self, endpoint: str) -> Iterator[_Table]:
+        """Tables of an endpoint's configuration, or of all that it may have."""
+        own = self._own_config[endpoint]
+        for (config, _), table in self._tables.items():
+            if config == own or (
+                own is None and self._configs.get(config) == self._lanes[endpoint]
+            ):
+                yield table
 
     def _feed_table(self, text: str) -> None:
         if head := _TABLE.match(text):

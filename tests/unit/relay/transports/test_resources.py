@@ -111,3 +111,13 @@ def test_the_path_is_each_peers_own(
     assert paths[1].startswith("tcp/v")
     assert paths[0] == paths[2]
     assert paths[0] in ("cma/memory", paths[1])  # cma may be forbidden here
+
+
+@pytest.mark.parametrize("kind", ["nixl", "isolated"])
+def test_two_that_read_from_each_other_both_know_the_path(kind: str, hosts: HostMaker) -> None:
+    """UCX gives the second one the endpoint that it made when the first one connected."""
+    first, second = hosts(Way(kind, True)), hosts(Way(kind, True))
+    for reader, source in ((first, second), (second, first)):
+        offer = source.call("offer", SPANS)
+        reader.call("fetch", offer, SPANS)
+        assert reader.call("path", offer) != "unknown"

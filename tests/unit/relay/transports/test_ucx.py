@@ -36,24 +36,24 @@ def fed(lines: list[str]) -> UcxLog:
 def test_captured(name: str, paths: list[str]) -> None:
     log = fed(read_log(name))
     own, *peers = log.created
-    assert [log.path(peer, SIZE) for peer in peers] == paths
-    assert log.path(own, SIZE) == UNKNOWN  # it has not been read through
-    assert log.path(None, SIZE) == log.path("0x1", SIZE) == UNKNOWN
+    assert [log.path([peer], SIZE) for peer in peers] == paths
+    assert log.path([own], SIZE) == UNKNOWN  # it has not been read through
+    assert log.path([], SIZE) == log.path(["0x1"], SIZE) == UNKNOWN
 
 
 def test_a_path_is_known_no_sooner_than_ucx_says_it() -> None:
     lines = read_log("mixed.txt")
     told = next(n for n, line in enumerate(lines) if "remote memory read" in line)
     _, peer = fed(lines[: told + 1]).created
-    assert fed(lines[: told + 1]).path(peer, SIZE) == UNKNOWN
-    assert fed(lines[: told + 3]).path(peer, SIZE) == "tcp/vB"
+    assert fed(lines[: told + 1]).path([peer], SIZE) == UNKNOWN
+    assert fed(lines[: told + 3]).path([peer], SIZE) == "tcp/vB"
 
 
 def test_a_closed_endpoint_is_forgotten() -> None:
     log = fed(read_log("mixed.txt"))
     peer = log.created[-1]
     log.forget(peer)
-    assert log.path(peer, SIZE) == UNKNOWN
+    assert log.path([peer], SIZE) == UNKNOWN
 
 
 def test_configurations_with_the_same_lanes_must_agree() -> None:
@@ -62,10 +62,22 @@ def test_configurations_with_the_same_lanes_must_agree() -> None:
     start = next(n for n, line in enumerate(lines) if "intra-node cfg#2 rma_am" in line)
     table = next(n for n, line in enumerate(lines) if "intra-node cfg#2 | remote memory" in line)
     again = [line.replace("cfg#2", "cfg#3") for line in (lines[start], *lines[table : table + 3])]
-    assert fed([*lines, *again]).path(reused, SIZE) == "cma/memory"
+    assert fed([*lines, *again]).path([reused], SIZE) == "cma/memory"
     other = [line.replace("cma/memory |", "tcp/vB     |") for line in again]
-    assert fed([*lines, *other]).path(reused, SIZE) == UNKNOWN
-    assert fed([*lines, *other]).path(named, SIZE) == "cma/memory"
+    assert fed([*lines, *other]).path([reused], SIZE) == UNKNOWN
+    assert fed([*lines, *other]).path([named], SIZE) == "cma/memory"
+
+
+def test_who_was_connected_to_shares_the_endpoints_that_peers_asked_for() -> None:
+    asked = "from api call", "remote-request"
+    log = fed([line.replace(*asked) for line in read_log("tcp.txt")])
+    assert log.created == []
+    assert log.path(log.accepted, SIZE) == "tcp/vB"
+    log = fed([line.replace(*asked) for line in read_log("mixed.txt")])
+    assert log.path(log.accepted, SIZE) == UNKNOWN  # tcp for one of them, cma for the others
+    for endpoint in list(log.accepted):
+        log.forget(endpoint)
+    assert log.path(log.accepted, SIZE) == UNKNOWN
 
 
 # Rows as UCX prints them for RDMA and GPUs (ai-dynamo/nixl#1195), under the lines of an endpoint.
@@ -85,17 +97,17 @@ ROWS = """\
 @pytest.mark.parametrize("num_bytes", [0, 2048, 2049, 1 << 30])
 def test_other_lanes(lane: str, num_bytes: int) -> None:
     log = fed(ROWS.format(lane=lane, memory="cuda/GPU0 from cuda").splitlines())
-    assert log.path("0x2", num_bytes) == lane
+    assert log.path(["0x2"], num_bytes) == lane
 
 
 def test_several_lanes_and_sizes() -> None:
     text = ROWS.format(lane="tcp/lo", memory="host memory from host")
     text = text.replace("tcp/lo 50% on path0 and 50% on path1", "52% on tcp/lo and 48% on tcp/eth0")
     log = fed(text.splitlines())
-    assert log.path("0x2", 2048) == "tcp/lo"
-    assert log.path("0x2", 2049) == "tcp/eth0+tcp/lo"
+    assert log.path(["0x2"], 2048) == "tcp/lo"
+    assert log.path(["0x2"], 2049) == "tcp/eth0+tcp/lo"
     unreadable = fed(text.replace("52% on tcp/lo and 48% on tcp/eth0", "?").splitlines())
-    assert unreadable.path("0x2", 2049) == UNKNOWN
+    assert unreadable.path(["0x2"], 2049) == UNKNOWN
 
 
 def test_problems_are_kept_and_noise_is_not() -> None:
