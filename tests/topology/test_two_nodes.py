@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -124,6 +125,18 @@ def check_placement(bed: Bed) -> None:
     assert {in_network(store.pid, second) for store in stores} == {False, True}
 
 
+def check_doctor(bed: Bed) -> None:
+    """Each node reads from the other by both transports, over the wire, and finds nothing wrong."""
+    command = [sys.executable, "-m", "kvrelay.cluster.cli", "doctor", "--json"]
+    with system.entered(bed.network.first):
+        done = subprocess.run(command, env=bed.environment(), capture_output=True, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    links = json.loads(done.stdout)["links"]
+    assert len({(link["reader"], link["transport"]) for link in links}) == len(links) == 4
+    for link in links:
+        assert "tcp" in link["path"] and link["gb_per_s"] > 0 and not link["failure"], link
+
+
 def test_a_node_that_is_not_there_is_one_line(bed: Bed, tmp_path: Path) -> None:
     config, stderr = tmp_path / "config.yaml", tmp_path / "stderr"
     agents = [{"name": "a", "model": "demo", "num_cpus": 0.5, "node": "elsewhere"}]
@@ -144,6 +157,7 @@ def test_agents_on_two_nodes(bed: Bed, tmp_path: Path) -> None:
         wait_until_it_serves(process, stderr)
         check_placement(bed)
         check_answers(bed)
+        check_doctor(bed)
         for rate, bits_per_s in (("200mbit", 200e6), ("100mbit", 100e6)):
             bed.set_link(parse_link(rate))
             goodput = bed.goodput(repeats=2).median_bits_per_s
