@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kvrelay.relay import index
 from kvrelay.relay.arena import Slab, SlotHeader
 from kvrelay.relay.keys import BlockKey, child_key, common_prefix_tokens, pack_tokens
+from kvrelay.relay.protocol import MAX_FETCH_KEYS
 
 
 @dataclass(slots=True)
@@ -96,7 +97,8 @@ def match(
 
     Whole blocks are found by key. Behind the last of them, among the blocks that come after
     it, the one that shares most leading tokens is taken, be it a tail or a full block: KV
-    of a position depends on no later token. This reuses more than vLLM's own prefix hit.
+    of a position depends on no later token. This reuses more than vLLM's own prefix hit. Of
+    other nodes no more blocks are taken than one fetch may ask for.
 
     Args:
         places: what this node holds, and the catalog of what others do, taken second.
@@ -119,7 +121,8 @@ def match(
         chain.extend(token_ids, number + 1)
         header = index.find(slab, chain.key(number))
         if header is None:
-            header = index.find(catalog, chain.key(number))
+            more = len(elsewhere) < MAX_FETCH_KEYS
+            header = index.find(catalog, chain.key(number)) if more else None
             if header is None:
                 break
             elsewhere.add(len(headers))
@@ -132,10 +135,11 @@ def match(
     if wanted > 0 and not chain.extra(number):
         tokens = pack_tokens(token_ids[num_tokens : num_tokens + wanted])
         best: SlotHeader | None = None
-        for place in places:
+        for place in places if len(elsewhere) < MAX_FETCH_KEYS else places[:1]:
             for header in index.children(place, chain.parent(number)):
                 shared = common_prefix_tokens(tokens, place.tokens(header))
-                if shared > tail_tokens:
+                # Those are another block's if the slot was given away since its header was read.
+                if shared > tail_tokens and place.state(header.slot) == header.state:
                     best, tail_tokens = header, shared
                     elsewhere -= {len(headers)}
                     if place is catalog:

@@ -5,8 +5,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.relay.blocks import BlockChain, match
+from kvrelay.relay.arena import SlotHeader
+from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.catalog import Catalog
+from kvrelay.relay.directory import Batch, Changes, Cursor, PublishedBlock
 from kvrelay.relay.keys import (
     child_key,
     common_prefix_tokens,
@@ -82,6 +84,71 @@ def test_a_hole_ends_the_match(core: StoreCore) -> None:
     chain.extend(A_PROMPT, 4)
     core.drop([chain.key(1)])
     assert matched(core, [*A_PROMPT, 1]) == (4, 0, 1)
+
+
+def elsewhere(blocks: list[tuple[bytes, bytes, bytes]]) -> Catalog:
+    """A catalog that lists blocks (key, parent, packed tokens) of another node."""
+    catalog = Catalog(bytes(16), max_blocks=16)
+    catalog.slab(SIZE)
+    added = tuple(PublishedBlock(*block, SIZE) for block in blocks)
+    batch = Batch("n1", b"i", True, added, transports=("memory",))
+    catalog.apply(Changes(Cursor("d", 1), True, (batch,)))
+    return catalog
+
+
+def test_a_tail_whose_catalog_slot_was_given_away_meanwhile_is_not_taken(
+    core: StoreCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store works while an engine looks: what is compared must be the block's own tokens."""
+    slab = core.slab(core.open_slab(SLOT, SIZE))
+    old, new = pack_tokens([1, 2, 8, 8]), pack_tokens([1, 2, 3, 4])
+    old_block, new_block = (child_key(ROOT, old), ROOT, old), (child_key(ROOT, new), ROOT, new)
+    catalog = elsewhere([old_block])
+    place = catalog.slab(SIZE)
+    read_tokens = place.tokens
+
+    def tokens_after_a_change(header: SlotHeader) -> bytes:
+        added = (PublishedBlock(*new_block, SIZE),)
+        batch = Batch("n1", b"i", False, added, (old_block[0],), ("memory",))
+        catalog.apply(Changes(Cursor("d", 2), False, (batch,)))
+        assert place.read_header(header.slot) != header  # the slot is another block's now
+        return read_tokens(header)
+
+    def look() -> Match | None:
+        return match((slab, place), BlockChain(ROOT, SIZE), [1, 2, 3, 4, 5], 0, 4)
+
+    monkeypatch.setattr(place, "tokens", tokens_after_a_change)
+    assert look() is None
+    monkeypatch.undo()
+    found = look()
+    assert found is not None
+    assert [header.key for header in found.headers] == [new_block[0]]
+    assert found.num_tokens == 4
+    catalog.close()
+
+
+@pytest.mark.parametrize(("limit", "num_tokens"), [(1, 4), (2, 8), (4, 16), (5, 18), (9, 18)])
+def test_no_more_comes_from_other_nodes_than_one_fetch_may_ask_for(
+    core: StoreCore, monkeypatch: pytest.MonkeyPatch, limit: int, num_tokens: int
+) -> None:
+    monkeypatch.setattr("kvrelay.relay.blocks.MAX_FETCH_KEYS", limit)
+    slab = core.slab(core.open_slab(SLOT, SIZE))
+    chain = BlockChain(ROOT, SIZE)
+    chain.extend(A_PROMPT, 4)
+    tail = pack_tokens(A_PROMPT[16:])
+    blocks = [(chain.key(n), chain.parent(n), chain.tokens(n)) for n in range(4)]
+    catalog = elsewhere([*blocks, (child_key(chain.key(3), tail), chain.key(3), tail)])
+    places = slab, catalog.slab(SIZE)
+    found = match(places, BlockChain(ROOT, SIZE), [*A_PROMPT, 1], 0, 18)
+    assert found is not None
+    assert (found.num_tokens, len(found.headers)) == (num_tokens, min(limit, 5))
+    assert found.local == []
+    # What this node holds does not count.
+    publish(core, A_PROMPT)
+    found = match(places, BlockChain(ROOT, SIZE), [*A_PROMPT, 1], 0, 18)
+    assert found is not None
+    assert (found.num_tokens, len(found.local)) == (18, 5)
+    catalog.close()
 
 
 @given(st.lists(st.integers(0, 3), max_size=9), st.lists(st.integers(0, 3), max_size=9))
