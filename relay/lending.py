@@ -139,13 +139,13 @@ class Lending:
             if ask.codec == RawCodec.name:
                 spans = [Span(slab.address(slot), slab.geometry.slot_bytes) for slot in slots]
             else:
+                scratch = self._hub.outbox(slab.geometry.slot_bytes)
+                region, cells = scratch.region, list[int]()
                 try:
-                    scratch = self._hub.outbox(slab.geometry.slot_bytes)
-                    region = scratch.region
                     cells, spans = _encode(codec(ask.codec), scratch, slab, slots)
-                finally:
+                finally:  # once, whatever follows: others may have leased the same slots
                     unlease()
-                release = partial(scratch.give_back, cells)
+                    release = partial(scratch.give_back, cells)
             offer = self._hub.run(lambda: self._offer(transport, region, spans, until_s, release))
         except (RelayError, TimeoutError) as error:
             release()

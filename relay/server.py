@@ -15,6 +15,7 @@ import msgspec
 
 from kvrelay.policies import Reason
 from kvrelay.relay import protocol
+from kvrelay.relay.calls import Call
 from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.errors import ArenaError, ProtocolError, RelayError
 from kvrelay.relay.store import Entry, StoreCore
@@ -87,27 +88,13 @@ class StoreServer:
         """Run `function(core)` in the store's thread and return what it returns.
 
         Raises:
-            TimeoutError: the thread did not get to it in time.
+            TimeoutError: the thread did not get to it in time, and now will not.
         """
-        done = threading.Event()
-        outcome: list[T] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                outcome.append(function(self._core))
-            except BaseException as error:
-                failure.append(error)
-            done.set()
-
+        call = Call(lambda: function(self._core))
         with self._calls_lock:
-            self._calls.append(run)
+            self._calls.append(call)
         self._wake_writer.send(b"c")
-        if not done.wait(timeout_s):
-            raise TimeoutError(f"the store's thread did not answer in {timeout_s} s")
-        if failure:
-            raise failure[0]
-        return outcome[0]
+        return call.wait(timeout_s, "the store's thread")
 
     def attach(self, desk: FetchDesk) -> None:
         """Have fetches brought by `desk`; without one they fail."""

@@ -6,8 +6,8 @@ One thread owns all transports, reads and loans of a store:
                     <--Landed-- commit <-- verify <-- poll <--------------------+
                     <--FetchEnded
 
-A slot is committed only after its bytes have been verified against the checksum that the
-source published, so nothing unverified ever becomes visible. A slot whose read was given
+A slot is committed only after its bytes have been verified against the checksum that came
+with the source's offer, so nothing unverified ever becomes visible. A slot whose read was given
 up stays reserved, in quarantine, until its transport says that nothing will write to it.
 """
 
@@ -16,11 +16,11 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from kvrelay.relay import protocol
+from kvrelay.relay.calls import Call
 from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.codecs.base import NAMES as CODECS
 from kvrelay.relay.codecs.base import codec
@@ -137,18 +137,11 @@ class Transfers:
         """Run something in the transfer thread and return what it returns.
 
         Raises:
-            TimeoutError: the thread did not get to it in time.
+            TimeoutError: the thread did not get to it in time, and now will not.
         """
-        future: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._post(work)
-        return future.result(timeout_s)
+        call = Call(function)
+        self._post(call)
+        return call.wait(timeout_s, "the transfer thread")
 
     def warm_up(self) -> tuple[str, ...]:
         """Make the transports, which takes seconds, if that has not been done; their names."""

@@ -6,11 +6,14 @@ The source offers spans of its memory; the reader reads them into spans of its o
     reader: Transfer.poll() until it has landed           source: progress() meanwhile
     source: withdraw(offer)
 
-All methods of one transport and its transfers are called from one thread, and none waits.
+All methods of one transport and its transfers are called from one thread, and none waits, but
+for what `warm_up` does where that was not called before.
 """
 
+import itertools
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,7 +37,7 @@ class Offer:
 
     Attributes:
         transport: its `Transport.name`.
-        number: the source's own number of the offer.
+        number: the source's own number of the offer, see `offer_numbers`.
         spans: as they were offered, addresses in the source's process.
         ticket: what the transport's reading side needs besides; travels through Ray.
     """
@@ -120,6 +123,14 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of everything."""
+
+
+def offer_numbers() -> Iterator[int]:
+    """Numbers for a source's offers, unlike those of before its process was restarted.
+
+    Else a reader's farewell to an old offer would end somebody else's new one.
+    """
+    return itertools.count(secrets.randbits(62))
 
 
 def require_same_sizes(offer: Offer, targets: Sequence[Span]) -> None:

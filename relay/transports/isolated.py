@@ -12,7 +12,6 @@ state: a new one is started when one has gone, and what was under way has failed
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -33,6 +32,7 @@ from kvrelay.relay.transports.base import (
     Transfer,
     TransferError,
     Transport,
+    offer_numbers,
     require_same_sizes,
 )
 from kvrelay.relay.transports.nixl import Ticket
@@ -104,7 +104,7 @@ class IsolatedTransport(Transport):
         """
         load_bindings()
         self._regions: list[_Region] = []
-        self._numbers = itertools.count()
+        self._numbers = offer_numbers()
         self._offers: set[int] = set()
         self._reads: dict[int, _Read] = {}  # that are not quiet
         self._paths: OrderedDict[str, str] = OrderedDict()  # by the source's agent
@@ -250,10 +250,12 @@ class IsolatedTransport(Transport):
             self._send_region(region)
 
     def _send_region(self, region: _Region) -> None:
+        mover_socket = self._socket
         self.order(mover.Register(region.offset, region.span.num_bytes))
-        if self._socket is not None:
+        # A mover that has just been replaced was told of all regions at its start.
+        if mover_socket is not None and mover_socket is self._socket:
             with contextlib.suppress(OSError):  # the next order or event says so
-                socket.send_fds(self._socket, [b"f"], [region.fd])
+                socket.send_fds(mover_socket, [b"f"], [region.fd])
 
     def _lost(self, why: str) -> None:
         """Replace a mover. Orders that were given to it have failed."""

@@ -16,6 +16,7 @@ from kvrelay.relay.transports.base import (
     Transfer,
     TransferError,
     Transport,
+    offer_numbers,
     require_same_sizes,
 )
 
@@ -107,7 +108,7 @@ class MemoryTransport(Transport):
         self._number = next(_numbers)
         self._regions: list[Span] = []
         self._offers: set[int] = set()
-        self._offer_numbers = itertools.count()
+        self._offer_numbers = offer_numbers()
         self._reads: list[_Read] = []
         _sources[self._number] = self
 

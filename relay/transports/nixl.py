@@ -7,7 +7,6 @@ released handle go on writing (ai-dynamo/nixl#2044, and tried). So a cancelled r
 its posted batch has ended, which for a stopped source is when it goes on or dies.
 """
 
-import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from kvrelay.relay.transports.base import (
     Transfer,
     TransferError,
     Transport,
+    offer_numbers,
     require_same_sizes,
 )
 from kvrelay.relay.transports.batches import growing_batches
@@ -168,7 +168,7 @@ class NixlTransport(Transport):
         self._agent: NixlAgent | None = None
         self._peers: OrderedDict[str, _Peer] = OrderedDict()  # last used last
         self._refused: OrderedDict[str, float] = OrderedDict()  # agents, and until when
-        self._numbers = itertools.count()
+        self._numbers = offer_numbers()
 
     def warm_up(self) -> None:
         self._started()

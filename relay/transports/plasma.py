@@ -6,7 +6,6 @@ blocking for each to come and copies it out. Over its spilling threshold Ray's s
 """
 
 import ctypes
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from kvrelay.relay.transports.base import (
     Transfer,
     TransferError,
     Transport,
+    offer_numbers,
     require_same_sizes,
 )
 from kvrelay.relay.transports.batches import growing_batches
@@ -113,7 +113,7 @@ class PlasmaTransport(Transport):
         self._node_id = ray.get_runtime_context().get_node_id()
         self._limit_bytes = int(_OFFERED_FRACTION * _object_store_bytes(self._node_id))
         self._offered_bytes: dict[int, int] = {}
-        self._numbers = itertools.count()
+        self._numbers = offer_numbers()
 
     def warm_up(self) -> None:
         ray.get(ray.put(np.zeros(1 << 20, np.uint8)))

@@ -111,6 +111,16 @@ def test_several_reads_at_once(pair: Pair) -> None:
 
 
 @over_all
+def test_two_processes_number_their_offers_differently(pair: Pair) -> None:
+    """One may be what the other has become: an old number must not mean a new offer."""
+    offers = [(host, host.call("offer", [(0, 64)])) for host in (pair.source, pair.reader)]
+    first, second = (offer.number for _, offer in offers)
+    for host, offer in offers:
+        host.call("withdraw", offer)
+    assert abs(first - second) > 1000
+
+
+@over_all
 def test_an_empty_offer_is_read_at_once(pair: Pair) -> None:
     offer = pair.source.call("offer", [])
     read = pair.reader.call("read", offer, [])

@@ -101,3 +101,39 @@ def test_memory_can_be_registered_long_after_the_start(monkeypatch: pytest.Monke
         transport.close()
         for slab in slabs:
             slab.close()
+
+
+@pytest.mark.slow
+def test_memory_can_be_registered_when_the_mover_has_just_died() -> None:
+    """The next mover must not be sent a descriptor that it does not expect."""
+    slabs = [Slab.create(SlabGeometry(4096, 2, 4), bytes(16)) for _ in range(3)]
+    source, reader = IsolatedTransport(), IsolatedTransport()
+    try:
+        for transport, slab in ((source, slabs[0]), (reader, slabs[1])):
+            transport.warm_up()
+            transport.register(Span(slab.address(0), 4 * 4096))
+        slabs[0].data(1)[:] = bytes([7]) * 4096
+        offer = source.offer([Span(slabs[0].address(1), 4096)])
+        assert reader._process is not None
+        reader._process.kill()
+        reader._process.wait()
+        reader.register(Span(slabs[2].address(0), 4 * 4096))
+        end = time.monotonic() + 20
+        for slab in (slabs[1], slabs[2]):
+            while True:
+                try:
+                    read = reader.read(offer, [Span(slab.address(2), 4096)])
+                    break
+                except TransferError:  # it has not started yet
+                    assert time.monotonic() < end
+                    time.sleep(0.05)
+            while read.poll() < 1:
+                source.progress()
+                assert time.monotonic() < end, "the new mover does not obey"
+                time.sleep(0.002)
+            assert bytes(slab.data(2)) == bytes([7]) * 4096
+    finally:
+        for transport in (source, reader):
+            transport.close()
+        for slab in slabs:
+            slab.close()
