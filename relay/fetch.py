@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvrelay.relay.transfer import Peer, Transfers
 
 logger = logging.getLogger(__name__)
+LOOK_AGAIN_S = 0.01  # whether somebody still writes what a fetch waits for
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Fetch:
         self._keys = list(dict.fromkeys(message.keys))
         self._granted: dict[bytes, int] = {}
         self._elsewhere: set[bytes] = set()  # somebody here is writing them
+        self._looked_s = self._begun_s
         self._leased: list[int] = []
         self._reads: list[Read] = []
         self._tried: set[str] = set()
@@ -207,6 +209,32 @@ class Fetch:
         if there:
             self._elsewhere -= {header.key for header in there}
             self._t.server.call(lambda core: self._lease(core, there))
+        now_s = time.perf_counter()
+        if self._elsewhere and now_s - self._looked_s > LOOK_AGAIN_S:
+            self._looked_s = now_s
+            no_room = self._t.server.call(self._take_over)
+            if cut := self._plan() or no_room:
+                self._cut_at(len(self._keys), cut)
+
+    def _take_over(self, core: StoreCore) -> Reason | None:
+        """In the store's thread: reserve what its writer has given up, to read it oneself."""
+        slab_id = self._slab_id
+        given_up = [
+            key
+            for key in self._keys
+            if key in self._elsewhere
+            and not core.being_written(slab_id, key)
+            and core.held(slab_id, key) is None
+        ]
+        granted, _ = core.reserve(self._t.own_id(core), slab_id, given_up)
+        self._granted.update(granted)
+        self._elsewhere -= {key for key, _ in granted}
+        if len(granted) == len(given_up):
+            return None
+        refused = next(key for key in given_up if key not in self._granted)
+        self._keys = self._keys[: self._keys.index(refused)]
+        self._elsewhere &= set(self._keys)
+        return Reason.NO_ROOM
 
     def _commit(self, read: Read, good: list[tuple[int, LentBlock]]) -> None:
         if not good:
@@ -254,7 +282,7 @@ class Fetch:
         rest = read.keys[read.landed :]
         self._give_back(read)
         if reason is Reason.TRANSFER_FAILED:
-            self._t.routes.failed(read.node_id)
+            self._suspect(read)
         elif rest:
             self._t.catalog.withdraw(read.node_id, rest[0])
         self._tried.add(read.node_id)
@@ -263,16 +291,27 @@ class Fetch:
             self._retried = True
             if self._plan() is None:
                 return
-        # What lies behind the gap is of no use to the client.
-        position = {key: number for number, key in enumerate(self._keys)}
-        gap = min((position[key] for key in rest if key in position), default=len(self._keys))
-        for other in list(self._reads):
-            if position.get(other.keys[0], gap) >= gap and not other.complete:
-                self._give_back(other)
-                self._reads.remove(other)
-        self._elsewhere &= set(self._keys[:gap])
+            rest = [key for key in rest if key not in self._granted]  # its beginning may come
+        lost = set(rest)
+        gap = next((n for n, key in enumerate(self._keys) if key in lost), len(self._keys))
+        self._cut_at(gap, reason)
+
+    def _cut_at(self, gap: int, reason: Reason) -> None:
+        """Give up what lies behind a gap: it is of no use to the client."""
         self._keys = self._keys[:gap]
+        wanted = set(self._keys)
+        for read in list(self._reads):
+            if read.keys[0] not in wanted and not read.complete:
+                self._give_back(read)
+                self._reads.remove(read)
+        self._elsewhere &= wanted
         self._cut = self._cut or reason
+
+    def _suspect(self, read: Read) -> None:
+        """A source that was asked did not deliver; or, if it did answer, the transport."""
+        if read.asked_s is not None:
+            transport = None if read.lent is None else read.way.transport
+            self._t.routes.failed(read.node_id, transport)
 
     def _reclaim(self, keys: list[bytes]) -> bool:
         """Reserve fresh slots for blocks whose read was given up; False if that cannot be."""
@@ -310,7 +349,7 @@ class Fetch:
         reads, self._reads = self._reads, []
         for read in reads:
             if reason is Reason.LOAD_DEADLINE and not read.complete:
-                self._t.routes.failed(read.node_id)
+                self._suspect(read)
             self._give_back(read)
         self._finish(reason)
 

@@ -9,6 +9,9 @@ from typing import NamedTuple
 # A source that failed is left alone for this long, twice as long each time it fails again.
 SUSPECT_S = 1.0
 MAX_SUSPECT_S = 30.0
+# So is, for longer, the transport by which it failed, if there is another one.
+SUSPECT_TRANSPORT_S = 5.0
+MAX_SUSPECT_TRANSPORT_S = 600.0
 # One read in so many takes a way that is not the best so far, so that a change is noticed.
 _EXPLORE_EVERY = 50
 _WEIGHT = 0.3  # of the newest measurement
@@ -30,7 +33,7 @@ class _Cost:
 @dataclass(slots=True)
 class _Suspect:
     until_s: float
-    times: int = 1
+    wait_s: float
 
 
 class Routes:
@@ -47,7 +50,7 @@ class Routes:
         self._now_s = now_s
         self._costs: dict[tuple[str, Way], _Cost] = {}
         self._reads: dict[str, int] = defaultdict(int)
-        self._suspects: dict[str, _Suspect] = {}
+        self._suspects: dict[tuple[str, ...], _Suspect] = {}  # sources; and by a transport
 
     def choose(
         self, node_id: str, offered: Sequence[str], mine: Sequence[str], codecs: Sequence[str]
@@ -55,7 +58,7 @@ class Routes:
         """The way that has cost least; None if there is none, or the source is suspect.
 
         Each is tried once first, then one read in `_EXPLORE_EVERY` measures the one that has
-        been measured least.
+        been measured least. A transport that failed lately is taken only if all have.
 
         Args:
             node_id: the source.
@@ -72,6 +75,8 @@ class Routes:
         ]
         if not ways or self.is_suspect(node_id):
             return None
+        # One that never works here would else be tried for ever, as never measured.
+        ways = [way for way in ways if not self._rests((node_id, way.transport))] or ways
         self._reads[node_id] += 1
         costs = {way: self._costs.get((node_id, way)) for way in ways}
         least = min(ways, key=lambda way: cost.reads if (cost := costs[way]) else 0)
@@ -82,7 +87,8 @@ class Routes:
 
     def measured(self, node_id: str, way: Way, num_bytes: int, seconds: float) -> None:
         """A read of so many bytes of KV has ended well."""
-        self._suspects.pop(node_id, None)
+        for what in ((node_id,), (node_id, way.transport)):
+            self._suspects.pop(what, None)
         if num_bytes < 1 or seconds <= 0:
             return
         cost = self._costs.get((node_id, way))
@@ -96,14 +102,29 @@ class Routes:
         """Seconds per byte of KV by source and way, as measured lately."""
         return {place: cost.seconds_per_byte for place, cost in self._costs.items()}
 
-    def failed(self, node_id: str) -> None:
-        """A source did not answer, or a read from it broke off."""
-        before = self._suspects.get(node_id)
-        times = 1 if before is None else before.times + 1
-        wait_s = min(SUSPECT_S * 2 ** (times - 1), MAX_SUSPECT_S)
-        self._suspects[node_id] = _Suspect(self._now_s() + wait_s, times)
+    def failed(self, node_id: str, transport: str | None = None) -> None:
+        """A source did not answer, or a read from it broke off.
+
+        Args:
+            node_id: the source.
+            transport: by which, if the source did answer.
+        """
+        self._suspect((node_id,), SUSPECT_S, MAX_SUSPECT_S)
+        if transport is not None:
+            what = (node_id, transport)
+            self._suspect(what, SUSPECT_TRANSPORT_S, MAX_SUSPECT_TRANSPORT_S)
 
     def is_suspect(self, node_id: str) -> bool:
         """Whether a source is left alone now."""
-        suspect = self._suspects.get(node_id)
+        return self._rests((node_id,))
+
+    def _suspect(self, what: tuple[str, ...], first_s: float, longest_s: float) -> None:
+        if self._rests(what):
+            return  # what fails now was under way when the first one failed
+        before = self._suspects.get(what)
+        wait_s = first_s if before is None else min(2 * before.wait_s, longest_s)
+        self._suspects[what] = _Suspect(self._now_s() + wait_s, wait_s)
+
+    def _rests(self, what: tuple[str, ...]) -> bool:
+        suspect = self._suspects.get(what)
         return suspect is not None and self._now_s() < suspect.until_s

@@ -8,8 +8,8 @@ slabs' tables and headers.
 
 A reservation has no deadline: its owner may still be writing, so the slot is not given to
 anybody else until the owner commits, aborts or is gone. Every slot is free, reserved or
-sealed; bytes in use are (reserved + sealed) slots times their slab's slot size, and never
-exceed the capacity.
+sealed; bytes in use are (reserved + sealed) slots times their slab's distance of slots, and
+never exceed the capacity.
 """
 
 import heapq
@@ -295,6 +295,10 @@ class StoreCore:
         state = self._state(slab_id)
         slot = state.sealed.get(key)
         return None if slot is None else state.slab.read_header(slot)
+
+    def being_written(self, slab_id: int, key: bytes) -> bool:
+        """Whether somebody has a slot reserved for a key."""
+        return key in self._state(slab_id).pending
 
     def published(self, keys: Sequence[bytes]) -> list[PublishedBlock]:
         """What other nodes must know of those of these blocks that are held."""
