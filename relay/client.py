@@ -1,6 +1,7 @@
 """An engine half's link to its node's store: connected while it can be, else absent."""
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -32,6 +33,7 @@ class StoreClient:
 
         Raises:
             StoreUnavailable: nobody serves the address, or it does not answer.
+            ProtocolError: it has too many clients.
         """
         self._lock = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -41,7 +43,11 @@ class StoreClient:
         except OSError as error:
             self._socket.close()
             raise StoreUnavailable(f"no store at '{address}': {error}") from error
-        welcome = self._call(protocol.Hello(role, os.getpid()), protocol.Welcome)
+        try:
+            welcome = self._call(protocol.Hello(role, os.getpid()), protocol.Welcome)
+        except RelayError:
+            self.close()
+            raise
         self.client_id = welcome.client_id
         self.incarnation = welcome.incarnation
 
@@ -109,7 +115,10 @@ class StoreClient:
             OSError, msgspec.MsgspecError: the connection is of no more use.
         """
         poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
+        try:
+            poller.register(self._socket, select.POLLIN)
+        except ValueError as error:
+            raise OSError(errno.EBADF, "the connection was closed here") from error
         poller.poll()
         packet = self._socket.recv(protocol.MAX_PACKET_BYTES)
         return protocol.decode_reply(packet) if packet else None
@@ -122,10 +131,11 @@ class StoreClient:
 
     def wait_closed(self, timeout_s: float) -> bool:
         """Wait for the store to go away, reading nothing; True when it has."""
-        if self._socket.fileno() < 0:
-            return True
         poller = select.poll()
-        poller.register(self._socket, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        try:
+            poller.register(self._socket, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        except ValueError:  # closed, maybe right now and by another thread
+            return True
         return bool(poller.poll(timeout_s * 1000)) or self._socket.fileno() < 0
 
     def close(self) -> None:

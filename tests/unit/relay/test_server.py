@@ -12,6 +12,7 @@ import pytest
 import xxhash
 
 from kvrelay.relay import index
+from kvrelay.relay.arena import MAX_CLIENTS
 from kvrelay.relay.client import StoreClient, StoreLink
 from kvrelay.relay.errors import ArenaError, ProtocolError, StoreUnavailable
 from kvrelay.relay.keys import child_key, pack_tokens, root_key
@@ -96,6 +97,28 @@ def test_garbage_closes_only_its_own_connection(server: StoreServer, connect: Co
 def test_one_address_has_one_store(server: StoreServer, address: str) -> None:
     with pytest.raises(ArenaError, match="already serves"):
         StoreServer(StoreCore(1 << 20, time.monotonic_ns), address)
+
+
+def test_one_client_too_many_is_refused_until_another_leaves(
+    server: StoreServer, connect: Connect
+) -> None:
+    clients = [connect("t") for _ in range(MAX_CLIENTS)]
+    write(clients[0], b"k" * 4096)
+    with pytest.raises(ProtocolError, match=f"more than {MAX_CLIENTS} clients"):
+        connect("t")
+    assert clients[-1].stats()["blocks"] == 1
+    clients.pop().close()
+    wait_for(lambda: clients[0].stats()["clients"] == MAX_CLIENTS - 1)
+    assert connect("t").stats()["clients"] == MAX_CLIENTS
+
+
+def test_a_connection_that_another_thread_has_closed(server: StoreServer, connect: Connect) -> None:
+    client = connect("t")
+    assert not client.wait_closed(0.0)
+    client.abandon()
+    assert client.wait_closed(5.0)
+    with pytest.raises(OSError):
+        client.receive()
 
 
 def test_a_killed_client_leaves_no_reservation_and_no_lease(
