@@ -21,7 +21,8 @@ class ModelFingerprint:
     Attributes:
         weights: digest over all weight bytes.
         weight_epoch: changed whenever weights are updated in place.
-        config: the resolved model configuration after overrides, as canonical JSON.
+        config: the resolved model configuration after overrides, as canonical JSON, and what else
+            the encoding of positions depends on.
         dtype, kv_cache_dtype, quantization: as resolved.
         block_tokens: tokens of an engine block.
         slot_bytes: bytes of a block of all layers.

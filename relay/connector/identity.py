@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import vllm
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvrelay.relay.connector.request import adapter_folder
 from kvrelay.relay.fingerprint import (
@@ -20,6 +20,7 @@ from kvrelay.relay.fingerprint import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,12 @@ def unsupported(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str |
     if len(groups) != 1:
         return f"{len(groups)} groups of KV layers (hybrid attention)"
     spec = groups[0].kv_cache_spec
-    if not isinstance(spec, FullAttentionSpec) or isinstance(spec, MLAAttentionSpec):
+    if type(spec) is not FullAttentionSpec:  # its subclasses keep or drop other blocks
         return f"{type(spec).__name__} layers"
+    if spec.non_causal:
+        return "non-causal attention"
+    if spec.tokens_per_state != 1:
+        return f"{spec.tokens_per_state} tokens in a state"
     if spec.sliding_window is not None or spec.attention_chunk_size is not None:
         return "windowed attention"
     if config.model_config.runner_type != "generate":
@@ -65,6 +70,9 @@ def fingerprint(
     hf_config = model.hf_config.to_dict()
     for volatile in ("_name_or_path", "transformers_version"):
         hf_config.pop(volatile, None)
+    resolved = canonical_json(hf_config)
+    if "longrope" in resolved:  # vLLM takes its long or its short factors for all sequences alike
+        resolved += f" max_model_len {model.max_model_len}"
     if config.load_config.load_format == "dummy":
         weights = f"dummy:{model.seed}"
     else:
@@ -72,7 +80,7 @@ def fingerprint(
     return ModelFingerprint(
         weights=weights,
         weight_epoch=weight_epoch,
-        config=canonical_json(hf_config),
+        config=resolved,
         dtype=str(model.dtype),
         kv_cache_dtype=str(config.cache_config.cache_dtype),
         quantization=str(model.quantization),
@@ -109,18 +117,21 @@ def _attention(config: "VllmConfig") -> str:
 class AdapterDigests:
     """Content digests of LoRA adapters, computed off the scheduler's thread.
 
-    vLLM tells adapters apart by name only; two adapters of one name must not share KV.
+    vLLM tells adapters apart by name only; two adapters of one name must not share KV. An adapter
+    that was unloaded and loaded anew has another number, and may have other weights in its folder.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "kvrelay-lora")
-        self._digests: dict[str, Future[bytes]] = {}
+        self._digests: dict[tuple[int, str], Future[bytes]] = {}
 
-    def get(self, path: str) -> bytes | None:
+    def get(self, adapter: "LoRARequest") -> bytes | None:
         """The adapter's digest; None while it is being computed or if it cannot be."""
-        future = self._digests.get(path)
+        path = adapter.lora_path
+        future = self._digests.get((adapter.lora_int_id, path))
         if future is None:
-            future = self._digests[path] = self._pool.submit(_adapter_digest, path)
+            future = self._pool.submit(_adapter_digest, path)
+            self._digests[adapter.lora_int_id, path] = future
         if not future.done() or future.exception() is not None:
             return None
         return future.result()

@@ -75,9 +75,10 @@ def unsupported_request(request: "Request") -> bool:
     """Requests whose KV is neither relayed nor published.
 
     prompt_logprobs need every position computed; embeddings have all-zero token ids, which
-    collide; a resumable request's tokens may still change.
+    collide; a resumable request's tokens may still change; the weights of an adapter that is
+    replaced in place change under its number and name.
     """
-    sampling = request.sampling_params
+    sampling, adapter = request.sampling_params, request.lora_request
     return (
         sampling is None
         or sampling.prompt_logprobs is not None
@@ -85,6 +86,7 @@ def unsupported_request(request: "Request") -> bool:
         or request.prompt_embeds is not None
         or request.prompt_is_token_ids is not None
         or request.resumable
+        or (adapter is not None and adapter.load_inplace)
     )
 
 

@@ -306,7 +306,7 @@ class SchedulerHalf:
             request = tracked.request
             lora = b""
             if request.lora_request is not None:
-                digest = self._adapters.get(request.lora_request.lora_path)
+                digest = self._adapters.get(request.lora_request)
                 if digest is None:
                     return None
                 lora = digest
