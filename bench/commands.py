@@ -187,7 +187,7 @@ def codecs(
 def topology(
     *,
     links: Annotated[
-        str, typer.Option(help="where A is: `same-node`, or behind a wire of this rate")
+        str, typer.Option(help="where A is: `same-node`, or behind such a wire: RATE or RATE-RTT")
     ] = "same-node,unshaped,1gbit,100mbit",
     ways: Annotated[
         str, typer.Option(help="between nodes: each transport and codec to compare")
@@ -206,9 +206,10 @@ def topology(
     """What a relay costs within a node, and between two nodes by the speed of the wire.
 
     The two nodes are network namespaces of this machine, with a Ray node in each and a wire
-    between them that is given the rate of each link in turn: `unshaped`, or any rate such as
-    `10gbit`, `200mbit`, `40mbit`. That needs root, `ip` and `tc`; `--links same-node` alone does
-    not. Nothing of it remains, and what a killed run left is removed by the next.
+    between them that is made into each link in turn: `unshaped`, or any rate such as `10gbit`,
+    `200mbit`, `40mbit`; with a round-trip time, as between zones, `100mbit-5ms`. That needs root,
+    `ip` and `tc`; `--links same-node` alone does not. Nothing of it remains, and what a killed run
+    left is removed by the next.
 
     A relay counts only if its record names TCP as its path and the wire's interface has counted
     its bytes. Beside it stand a recomputation, a local hit, and how long a plain TCP stream
@@ -221,7 +222,7 @@ def topology(
 
       kvrelay bench topology --links same-node,unshaped,1gbit,100mbit --json topology.json
 
-      kvrelay bench topology --links 200mbit,40mbit --tokens 2048 --repeats 3
+      kvrelay bench topology --links 100mbit,100mbit-1ms,100mbit-5ms --tokens 2048 --repeats 3
     """
     from kvrelay.bench import run_topology
     from kvrelay.bench.topology import parse_links, parse_ways

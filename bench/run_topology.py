@@ -15,11 +15,11 @@ from kvrelay.bench.commands import progress_bar
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
-from kvrelay.bench.report import Report, kept, new_meta, show
+from kvrelay.bench.report import Report, Row, kept, new_meta, show
 from kvrelay.bench.settle import StoreWatch
 from kvrelay.bench.testbed import system
 from kvrelay.bench.testbed.bed import Bed, two_nodes
-from kvrelay.bench.testbed.link import Link
+from kvrelay.bench.testbed.link import UNSHAPED, Link
 from kvrelay.bench.testbed.network import Node
 from kvrelay.bench.topology import FAR, NEAR, PLAIN, B, Place
 from kvrelay.cluster import preflight
@@ -37,6 +37,10 @@ this machine's cores."""
 NOT_COVERED = """\
 --smoke: one short length, one repeat. It shows that relays take the link that they are measured
 for, but says nothing about speed, long prompts, or how figures vary."""
+BRIDGE_TOO_BUSY = """\
+The bridge of the links with a round-trip time took up to {cores:.2f} cores from the nodes: relays
+over those links look slower than they are."""
+MAX_BRIDGE_CORES = 0.15
 # A relay is to be measured however slow the wire is, not given up.
 _DEADLINE_S = 300.0
 _CAPACITY_BYTES = 2**30
@@ -82,7 +86,7 @@ def main(options: Options) -> None:
         source = ensure_model(options.model, lambda line: err.print(line, highlight=False))
         with err.status("reading text"):
             prompts = PromptSource.load(source, options.seed)
-        bed = stack.enter_context(_joined_bed()) if needs_bed else None
+        bed = stack.enter_context(_joined_bed(options)) if needs_bed else None
         config = _config(options, bed)
         if bed is not None:
             preflight.check_memory(config, available_bytes() - config.relay.capacity_bytes)
@@ -117,9 +121,12 @@ def main(options: Options) -> None:
 
 
 @contextmanager
-def _joined_bed() -> Iterator[Bed]:
-    """Two Ray nodes, and this thread at the first."""
+def _joined_bed(options: Options) -> Iterator[Bed]:
+    """Two Ray nodes, and this thread at the first; the wire can be all that it will have to."""
     with two_nodes() as bed:
+        for link in (*options.links, UNSHAPED):
+            if link is not None:
+                bed.set_link(link)
         with err.status("starting two Ray nodes"):
             bed.start_ray()
         with bed.joined():
@@ -195,10 +202,20 @@ def _show(report: Report, options: Options) -> None:
     show("what the relay moved", topology_rows.TRANSFERS_TABLE, rows)
     out.print(METHOD, style="dim", highlight=False, soft_wrap=True)
     for row in {row["link"]: row for row in rows if "goodput_gbit_per_s" in row}.values():
-        out.print(
-            f"{row['link']}: plain TCP {row['goodput_gbit_per_s']['median']:.3f} Gbit/s",
-            style="dim",
-            highlight=False,
-        )
+        out.print(_of_the_wire(row), style="dim", highlight=False)
+    worst = max((row["bridge_cores"]["max"] for row in rows if "bridge_cores" in row), default=0.0)
+    if worst > MAX_BRIDGE_CORES:
+        warning = BRIDGE_TOO_BUSY.format(cores=worst)
+        out.print(warning, style="yellow", highlight=False, soft_wrap=True)
     if options.smoke:
         out.print(NOT_COVERED, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _of_the_wire(row: Row) -> str:
+    """What was found of a link without relay, in a line."""
+    text = f"{row['link']}: plain TCP {row['goodput_gbit_per_s']['median']:.3f} Gbit/s"
+    if "rtt_s" in row:
+        text += f", round trip {row['rtt_s']['median'] * 1000:.2f} ms"
+    if "bridge_cores" in row:
+        text += f"; the bridge took {row['bridge_cores']['median']:.3f} cores during relays"
+    return text

@@ -15,8 +15,9 @@ Before B is asked, A's store has committed every block of A, and B's store has h
 Requests are for one token and not streamed: the answer that is timed carries vLLM's count of
 cached tokens and the record of relay, so that every timed relay tells its own path and bytes.
 A relay counts only if that path is the link and the link's interface has counted the bytes.
-Once a repeat the goodput of a plain TCP stream is measured over each link: `wire_s` is what that
-stream would take for the same bytes.
+Once a repeat the goodput of a plain TCP stream and its round trips are measured over each link:
+`wire_s` is what that stream would take for the same bytes. A link with a round-trip time goes
+through a process (testbed/bridge.py), and its row says how much of a core that took meanwhile.
 """
 
 from __future__ import annotations
@@ -161,15 +162,19 @@ class Bench:
         if link is not None:
             self._wait_known(source)
         since = self.here.store.committed()
-        before = self._received_bytes()
+        before, bridge_s = self._received_bytes(), self._bridge_cpu_s()
         answer = self._ask(factors, "relay_s", B, prompt.whole, cached=tokens)
         received = self._received_bytes() - before
+        bridge_s = self._bridge_cpu_s() - bridge_s
         device = self._device(link)
         taken = (answer.record["transport"], answer.record["codec"])
         if way is not None and taken != way:
             raise WrongPath(f"a relay took {'/'.join(taken)} where {'/'.join(way)} was set")
         check_path(name, device, answer.record, received)
         self._keep_record(factors, device, answer.record, received)
+        if link is not None and link.rtt_s and (seconds := answer.record["transfer_s"]):
+            value = bridge_s / seconds
+            self.samples.append({**factors, "measure": "bridge_cores", "value": value})
         self.here.store.wait(since, blocks_saved(tokens + OTHER_TOKENS, tokens))
 
     def _goodput(self, link: Link, repeat: int) -> None:
@@ -181,6 +186,8 @@ class Bench:
         factors = {"link": link.name, "repeat": repeat, "read_bytes": measured.num_bytes}
         for value in measured.bits_per_s:
             self.samples.append({**factors, "measure": "goodput_bits_per_s", "value": value})
+        for value in self.bed.round_trips_s():
+            self.samples.append({**factors, "measure": "rtt_s", "value": value})
 
     # Steps
 
@@ -194,6 +201,9 @@ class Bench:
 
     def _received_bytes(self) -> int:
         return 0 if self.bed is None else self.bed.counters()[0].rx_bytes
+
+    def _bridge_cpu_s(self) -> float:
+        return (self.bed.bridge_cpu_s() if self.bed is not None else None) or 0.0
 
     def _wait_known(self, source: Place) -> None:
         """Until B's store has heard of all that A's holds."""

@@ -10,7 +10,7 @@ from kvrelay.bench.stats import figure
 
 # What does not depend on the link is measured once a repeat and stands in every link's row.
 SHARED = ("recompute_s", "local_hit_s")
-OF_THE_LINK = ("relay_s", "transfer_s", "copy_s")
+OF_THE_LINK = ("relay_s", "transfer_s", "copy_s", "bridge_cores")
 BYTES = ("bytes", "wire_bytes", "interface_bytes")
 WORDS = ("transport", "path", "codec")
 WATCHED = ("others_cores", "steal_cores")
@@ -67,6 +67,7 @@ def _row(
     link, way = place
     of_tokens = [sample for sample in samples if sample.get("tokens") == tokens]
     of_link = [s for s in of_tokens if (s.get("link"), s.get("way", "")) == place]
+    of_wire = [s for s in samples if s.get("link") == link]
     row: Row = {"link": link, "tokens": tokens}
     if way:
         row["way"] = way
@@ -83,6 +84,8 @@ def _row(
     if goodput:
         everything = [value for values in goodput.values() for value in values]
         row["goodput_gbit_per_s"] = figure([value / 1e9 for value in everything])
+        if round_trips := _values(of_wire, "rtt_s"):
+            row["rtt_s"] = figure(round_trips)
         if wire := _wire_s(of_link, goodput):
             row["wire_s"] = figure(wire)
     row |= _ratios(row)

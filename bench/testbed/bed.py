@@ -4,7 +4,7 @@
         bed.start_ray()
         with bed.joined(), running(config) as session:
             ... agents with `node: node-1` and `node: node-2` ...
-            bed.set_link(parse_link("100mbit"))
+            bed.set_link(parse_link("100mbit-5ms"))
 
 When the block is left, however that happens, nothing of it remains. What a killed process has
 left is removed when the next test bed is made, or by `clear_leftovers`.
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.testbed import goodput, nodes, system
+from kvrelay.bench.testbed.bridge import Bridge
 from kvrelay.bench.testbed.goodput import Goodput
 from kvrelay.bench.testbed.link import UNSHAPED, Link
 from kvrelay.bench.testbed.network import Network, Node
@@ -47,30 +48,65 @@ class Bed:
         self.id = record.id
         self.network: Network = record.network
         self.link = UNSHAPED
+        self._bridge: Bridge | None = None
+        self._up = True
         self._temp_dir = Path(record.temp_dir)
         self._token = secrets.token_hex(32)
 
     def set_link(self, link: Link) -> None:
-        """Give the wire another rate, in both directions, also while traffic flows."""
+        """Give the wire another rate and length, in both directions, also while traffic flows.
+
+        Raises:
+            BenchError: the kernel does not let it be so.
+        """
+        if link.rtt_s:
+            self._bridge = self._bridge or Bridge(self.network, self.id)
+            self._bridge.set_delay(link.rtt_s / 2)
         for node in self.network.nodes:
-            system.run(link.shape_command(node.namespace, node.device))
+            system.run(link.shape_command(node.namespace, _device(node, link)))
+        if self._up:  # there are no routes by interfaces that are down; `set_up` comes back here
+            for command in self.network.route_commands(bridged=link.rtt_s > 0):
+                system.run(command)
         self.link = link
 
     def set_up(self, up: bool) -> None:
         """Mend the wire, or cut it."""
         node = self.network.second
-        state = "up" if up else "down"
-        system.run(["ip", "-n", node.namespace, "link", "set", "dev", node.device, state])
+        for device in (node.device, node.tunnel) if self._bridge else (node.device,):
+            state = "up" if up else "down"
+            system.run(["ip", "-n", node.namespace, "link", "set", "dev", device, state])
+        self._up = up
+        if up:
+            self.set_link(self.link)  # an interface that goes down takes its routes along
 
     def counters(self) -> tuple[Counters, Counters]:
-        """What has passed each end of the wire so far."""
-        first, second = map(system.counters, self.network.nodes)
+        """What has passed each end of the wire so far, as the link is now.
+
+        Raises:
+            BenchError: the bridge of a long link has ended.
+        """
+        first, second = (
+            system.counters(node.namespace, _device(node, self.link)) for node in self.network.nodes
+        )
         return first, second
+
+    def bridge_cpu_s(self) -> float | None:
+        """CPU seconds that the bridge has taken so far; None where the link needs none.
+
+        Raises:
+            BenchError: it has ended.
+        """
+        return self._bridge.cpu_s() if self._bridge and self.link.rtt_s else None
 
     def goodput(self, repeats: int = goodput.REPEATS) -> Goodput:
         """What a plain TCP stream carries from the second node to the first, as the link is now."""
         first, second = self.network.nodes
         return goodput.measure(second, first, goodput.read_bytes(self.link), repeats)
+
+    def round_trips_s(self) -> list[float]:
+        """How long a byte takes to be asked for and to come, by plain TCP."""
+        first, second = self.network.nodes
+        return goodput.round_trips_s(second, first)
 
     def start_ray(self, num_cpus: int | None = None) -> None:
         """Start the head at the first node and a worker node at the second.
@@ -92,6 +128,11 @@ class Bed:
     def environment(self) -> dict[str, str]:
         """For a process inside the first namespace that joins this Ray."""
         return nodes.client_environment(self.network, self.id, self._token, os.environ)
+
+    def close(self) -> None:
+        """End what this process keeps running for the bed."""
+        if self._bridge is not None:
+            self._bridge.close()
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -123,9 +164,9 @@ def two_nodes(link: Link = UNSHAPED) -> Iterator[Bed]:
         record.save()
         for command in record.network.make_commands():
             system.run(command)
-        bed = Bed(record)
-        bed.set_link(link)
-        yield bed
+        with contextlib.closing(Bed(record)) as bed:
+            bed.set_link(link)
+            yield bed
     finally:
         _remove(record)
 
@@ -136,6 +177,11 @@ def clear_leftovers() -> int:
     for record in abandoned:
         _remove(record)
     return len(abandoned)
+
+
+def _device(node: Node, link: Link) -> str:
+    """Where a link comes in at a node."""
+    return node.tunnel if link.rtt_s else node.device
 
 
 def _start_node(

@@ -1,4 +1,4 @@
-"""What a plain TCP stream carries over the wire, from one node to the other."""
+"""What plain TCP makes of the wire: what a stream carries, and how long a round trip is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kvrelay.bench.testbed.network import Node
 
 MIN_BYTES, MAX_BYTES = 4 * 2**20, 96 * 2**20
 REPEATS = 3
+ROUND_TRIPS = 11
 _AIM_S = 0.8
 _TIMEOUT_S = 600.0
 
@@ -58,6 +59,20 @@ def measure(source: Node, reader: Node, num_bytes: int, repeats: int = REPEATS) 
     Raises:
         BenchError: the stream broke off.
     """
+    times_s = _read(source, reader, num_bytes, repeats)
+    return Goodput(tuple(8 * num_bytes / seconds for seconds in times_s), num_bytes)
+
+
+def round_trips_s(source: Node, reader: Node, repeats: int = ROUND_TRIPS) -> list[float]:
+    """Ask another node for a byte and wait for it, a few times.
+
+    Raises:
+        BenchError: the stream broke off.
+    """
+    return _read(source, reader, 1, repeats)
+
+
+def _read(source: Node, reader: Node, num_bytes: int, repeats: int) -> list[float]:
     with subprocess.Popen(
         command(source, ["send", source.address]), stdout=subprocess.PIPE, text=True
     ) as sender:
@@ -78,4 +93,4 @@ def measure(source: Node, reader: Node, num_bytes: int, repeats: int = REPEATS) 
             raise BenchError(f"the plain TCP stream took over {_TIMEOUT_S:.0f} s") from None
         finally:
             sender.kill()
-    return Goodput(tuple(8 * num_bytes / seconds for seconds in json.loads(done.stdout)), num_bytes)
+    return list(json.loads(done.stdout))

@@ -1,4 +1,4 @@
-"""The wire between the two nodes: how fast it is, and the command that makes it so."""
+"""The wire between the two nodes: how fast and how long it is, and the command for its rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from kvrelay.cluster.errors import ConfigError
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit")
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_LINK = re.compile(rf"(?:{_NUMBER}([kmg])bit|unshaped)(?:-{_NUMBER}ms)?")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 # The bucket must hold a segment as the stack hands it down (64 KiB) and what flows between two
 # of the kernel's timer ticks; what it holds passes unshaped, so no more than that.
@@ -15,6 +16,7 @@ _MIN_BURST_BYTES = 2**17
 _BURST_S = 0.002
 _MIN_QUEUE_BYTES = 2**18
 _QUEUE_S = 0.02
+MAX_RTT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,14 @@ class Link:
     """How the wire is.
 
     Attributes:
-        name: as it was asked for, `1gbit`.
+        name: as it was asked for, `1gbit` or `100mbit-5ms`.
         bits_per_s: its rate; None leaves it as fast as the machine copies.
+        rtt_s: what it adds to a round trip, half in each direction.
     """
 
     name: str
     bits_per_s: int | None
+    rtt_s: float = 0.0
 
     def shape_command(self, namespace: str, device: str) -> list[str]:
         """Give one end of the wire this rate for what it sends; works while traffic flows.
@@ -48,15 +52,17 @@ UNSHAPED = Link("unshaped", None)
 
 
 def parse_link(text: str) -> Link:
-    """`unshaped`, or a rate such as `1gbit`, `200mbit`, `2.5gbit`.
+    """`unshaped`, or a rate such as `1gbit`, `200mbit`; and a round-trip time, `100mbit-5ms`.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: none of these.
     """
-    if text == UNSHAPED.name:
-        return UNSHAPED
-    match = _RATE.fullmatch(text)
-    bits_per_s = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if bits_per_s <= 0:
-        raise ConfigError(f"link '{text}': give {UNSHAPED.name}, or a rate such as 1gbit, 40mbit")
-    return Link(text, bits_per_s)
+    match = _LINK.fullmatch(text)
+    bits_per_s = int(float(match[1]) * _UNITS[match[2]]) if match and match[1] else None
+    rtt_s = float(match[3]) / 1000 if match and match[3] else 0.0
+    if match is None or bits_per_s == 0 or rtt_s > MAX_RTT_S:
+        raise ConfigError(
+            f"link '{text}': give {UNSHAPED.name} or a rate such as 1gbit, 40mbit; then, if it "
+            f"is to be long, the round-trip time: 100mbit-5ms, at most {MAX_RTT_S * 1000:.0f}ms"
+        )
+    return Link(text, bits_per_s, rtt_s)

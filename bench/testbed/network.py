@@ -2,7 +2,9 @@
 
     namespace kvrelay-ID-1                      namespace kvrelay-ID-2
     lo, kvrID1 198.18.x.y  <------ veth ------>  kvrID2 198.18.x.y+1, lo
+        kvrID1t            <---- bridge.py ---->  kvrID2t
 
+The second way is made when a link has a round-trip time, and routes say which one is taken.
 Both ends are made inside their namespaces: the machine's own network never sees them, so that
 nothing in it can collide. The addresses are nevertheless each bed's own, since Ray finds nodes by
 looking through the processes of the whole machine.
@@ -28,13 +30,15 @@ class Node:
     Attributes:
         label: the Ray node's label, what a configuration calls `agents[].node`.
         namespace: as `ip netns` knows it.
-        device: the interface, at most 15 characters.
+        device: its interface at the veth pair, which has the address; at most 15 characters.
+        tunnel: its interface at the bridge, without an address of its own.
         address: its IPv4 address.
     """
 
     label: str
     namespace: str
     device: str
+    tunnel: str
     address: str
 
 
@@ -59,6 +63,7 @@ class Network:
                 label=f"node-{i}",
                 namespace=f"{PREFIX}{name}-{i}",
                 device=f"kvr{name}{i}",
+                tunnel=f"kvr{name}{i}t",
                 address=str(ipaddress.ip_address(base + i)),
             )
             for i in (1, 2)
@@ -78,6 +83,15 @@ class Network:
             commands.append([*inside, "address", "add", address, "dev", node.device])
             commands.append([*inside, "link", "set", "dev", "lo", "up"])
             commands.append([*inside, "link", "set", "dev", node.device, "up"])
+        return commands
+
+    def route_commands(self, bridged: bool) -> list[list[str]]:
+        """Send what goes to the other node by the bridge, or by the veth pair."""
+        commands = []
+        for node, other in (self.nodes, self.nodes[::-1]):
+            device = node.tunnel if bridged else node.device
+            route = ["route", "replace", f"{other.address}/32", "dev", device, "src", node.address]
+            commands.append(["ip", "-n", node.namespace, *route])
         return commands
 
     def remove_commands(self, existing: Collection[str]) -> list[list[str]]:

@@ -72,9 +72,13 @@ def namespaces() -> set[str]:
     return {path.name for path in NETNS_DIR.iterdir()} if NETNS_DIR.is_dir() else set()
 
 
-def counters(node: Node) -> Counters:
-    """What has passed a node's end of the wire."""
-    command = ["ip", "-n", node.namespace, "-s", "-j", "link", "show", "dev", node.device]
+def counters(namespace: str, device: str) -> Counters:
+    """What has passed an interface.
+
+    Raises:
+        BenchError: it does not exist.
+    """
+    command = ["ip", "-n", namespace, "-s", "-j", "link", "show", "dev", device]
     stats = json.loads(run(command))[0]["stats64"]
     return Counters(stats["rx"]["bytes"], stats["tx"]["bytes"])
 

@@ -19,9 +19,11 @@ from kvrelay.bench.testbed.network import PREFIX
 OWNER = """
 import json, sys, time
 from kvrelay.bench.testbed.bed import two_nodes
+from kvrelay.bench.testbed.link import parse_link
 from kvrelay.cluster.lifecycle import signals_as_exit
 
-with signals_as_exit(), two_nodes() as bed:
+link = parse_link("100mbit-1ms" if sys.argv[1] == "long" else "unshaped")
+with signals_as_exit(), two_nodes(link) as bed:
     if sys.argv[1] == "ray":
         bed.start_ray(num_cpus=1)
     nodes = bed.network.nodes

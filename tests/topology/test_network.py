@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,8 +46,9 @@ def test_the_rate_changes_while_traffic_flows() -> None:
         assert reading.result().median_bits_per_s > 30e6
 
 
-def test_a_cut_wire() -> None:
-    with two_nodes() as bed:
+@pytest.mark.parametrize("name", ["unshaped", "100mbit-1ms"])
+def test_a_cut_wire(name: str) -> None:
+    with two_nodes(parse_link(name)) as bed:
         bed.set_up(False)
         with system.entered(bed.network.first):
             with socket.socket() as probe, pytest.raises(OSError):
@@ -54,6 +56,48 @@ def test_a_cut_wire() -> None:
                 probe.connect((bed.network.second.address, 9))
         bed.set_up(True)
         assert bed.goodput(repeats=1).num_bytes > 0
+
+
+def test_a_long_wire_takes_its_time_and_carries_its_rate() -> None:
+    with two_nodes(parse_link("100mbit-5ms")) as bed:
+        for name, rtt_s in (("100mbit-5ms", 5e-3), ("100mbit", 0.0), ("50mbit-20ms", 20e-3)):
+            bed.set_link(parse_link(name))
+            # Nothing comes early. The median, since the machine may have other things to do.
+            assert rtt_s < statistics.median(bed.round_trips_s()) < rtt_s + 3e-3
+            before, bridge_s = bed.counters(), bed.bridge_cpu_s()
+            measured = bed.goodput(repeats=2)
+            first, second = bed.counters()
+            bits_per_s = bed.link.bits_per_s or 0
+            assert 0.75 * bits_per_s < measured.median_bits_per_s < bits_per_s
+            assert first.rx_bytes - before[0].rx_bytes >= 2 * measured.num_bytes
+            assert second.tx_bytes - before[1].tx_bytes >= 2 * measured.num_bytes
+            if rtt_s:
+                assert bridge_s is not None and (bed.bridge_cpu_s() or 0.0) > bridge_s
+            else:
+                assert bridge_s is None
+
+
+def test_a_connection_outlives_a_change_of_length() -> None:
+    with two_nodes(parse_link("40mbit")) as bed, ThreadPoolExecutor() as pool:
+        first, second = bed.network.nodes
+        reading = pool.submit(goodput.measure, second, first, 8 * 2**20, repeats=1)
+        for name in ("40mbit-4ms", "40mbit", "40mbit-2ms"):
+            bed.set_link(parse_link(name))
+            begun = bed.counters()[0].rx_bytes
+            while bed.counters()[0].rx_bytes - begun < 2**20:
+                assert not reading.done()
+        # Every change fills the buckets anew, and what they hold passes unshaped.
+        assert reading.result().median_bits_per_s < 44e6
+
+
+def test_a_bridge_that_ended_is_no_link() -> None:
+    with two_nodes(parse_link("100mbit-1ms")) as bed:
+        (process,) = marked_processes(bed.id)
+        process.kill()
+        process.wait(10)
+        for measure in (bed.counters, bed.bridge_cpu_s):
+            with pytest.raises(BenchError):
+                measure()
 
 
 def test_loopback_and_own_address_only() -> None:
@@ -89,15 +133,24 @@ def test_a_rate_that_the_kernel_refuses_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing(owner: Any, which: signal.Signals) -> None:
-    one = owner("network")
+    one = owner("long")
     assert one.namespaces <= system.namespaces()
     assert one.end(which) != 0
     assert not one.namespaces & system.namespaces()
+    assert not marked_processes(one.id)
     assert load_records() == []
 
 
+def test_a_bridge_ends_when_its_owner_is_killed(owner: Any) -> None:
+    killed = owner("long")
+    (process,) = marked_processes(killed.id)
+    assert killed.end(signal.SIGKILL) == -signal.SIGKILL
+    process.wait(10)
+    assert clear_leftovers() == 1
+
+
 def test_what_a_killed_owner_leaves_is_removed_by_the_next(owner: Any) -> None:
-    killed, alive = owner("ray"), owner("network")
+    killed, alive = owner("ray"), owner("long")
     assert killed.end(signal.SIGKILL) == -signal.SIGKILL
     assert killed.namespaces <= system.namespaces()
     assert len(marked_processes(killed.id)) > 4  # two raylets, the GCS, their helpers

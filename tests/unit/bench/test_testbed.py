@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvrelay.bench.errors import BenchError
-from kvrelay.bench.testbed import goodput, nodes, stream, system
+from kvrelay.bench.testbed import bridge, delay, goodput, nodes, stream, system
 from kvrelay.bench.testbed.link import UNSHAPED, Link, parse_link
 from kvrelay.bench.testbed.network import ADDRESSES, NUM_SUBNETS, Network
 from kvrelay.bench.testbed.record import BedRecord, load_records, records_dir
@@ -34,9 +38,28 @@ def test_rates(text: str, bits_per_s: int) -> None:
     assert parse_link(text) == Link(text, bits_per_s)
 
 
+@pytest.mark.parametrize(
+    ("text", "bits_per_s", "rtt_s"),
+    [
+        ("100mbit-1ms", 10**8, 0.001),
+        ("2.5gbit-0.25ms", 2_500_000_000, 0.00025),
+        ("unshaped-5ms", None, 0.005),
+    ],
+)
+def test_round_trip_times(text: str, bits_per_s: int | None, rtt_s: float) -> None:
+    assert parse_link(text) == Link(text, bits_per_s, rtt_s)
+    assert parse_link("unshaped") == UNSHAPED
+
+
 @pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "-1mbit", "0mbit", "1e9mbit", "1 gbit"])
 def test_rates_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="1gbit"):
+        parse_link(text)
+
+
+@pytest.mark.parametrize("text", ["5ms", "-5ms", "1gbit-", "1gbit-5", "1gbit--5ms", "1gbit-501ms"])
+def test_round_trip_times_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="100mbit-5ms"):
         parse_link(text)
 
 
@@ -56,7 +79,8 @@ def test_names_and_addresses(subnet: int) -> None:
     network = Network.of("abc123", subnet)
     first, second = network.nodes
     for node in network.nodes:
-        assert len(node.device) <= 15, "the kernel's limit"
+        for device in (node.device, node.tunnel):
+            assert len(device) <= 15, "the kernel's limit"
         assert node.namespace.startswith("kvrelay-")
         assert ipaddress.ip_address(node.address) in ADDRESSES
     wire = ipaddress.ip_network(f"{first.address}/30", strict=False)
@@ -66,9 +90,18 @@ def test_names_and_addresses(subnet: int) -> None:
 
 def test_beds_have_nothing_in_common() -> None:
     other = Network.of("abc124", 6)
-    for field in ("namespace", "device", "address"):
+    for field in ("namespace", "device", "tunnel", "address"):
         names = [getattr(node, field) for n in (NETWORK, other) for node in n.nodes]
         assert len(set(names)) == 4, field
+
+
+def test_each_node_reaches_the_other_by_one_way() -> None:
+    first, second = NETWORK.nodes
+    for bridged, device in ((False, first.device), (True, first.tunnel)):
+        there, back = NETWORK.route_commands(bridged)
+        assert there[:3] == ["ip", "-n", first.namespace] and back[2] == second.namespace
+        words = ["route", "replace", f"{second.address}/32", "dev", device, "src", first.address]
+        assert there[3:] == words
 
 
 def test_only_what_exists_is_removed() -> None:
@@ -137,6 +170,12 @@ def test_why_there_can_be_no_test_bed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "install iproute2" in (system.unavailable(status) or "")
 
 
+def test_why_there_can_be_no_long_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "TUN", tmp_path / "tun")
+    with pytest.raises(BenchError, match="modprobe tun"):
+        bridge.Bridge(NETWORK, "id")
+
+
 def test_a_command_that_fails_is_one_line() -> None:
     with pytest.raises(BenchError, match="`sh -c echo no >&2; exit 3` failed: no"):
         system.run(["sh", "-c", "echo no >&2; exit 3"])
@@ -160,6 +199,65 @@ def test_plain_tcp_by_itself() -> None:
         times_s = stream.receive("127.0.0.1", port, 3 * stream.CHUNK_BYTES + 7, repeats=3)
         assert sender.wait(10) == 0
     assert len(times_s) == 3 and all(0 < each < 10 for each in times_s)
+
+
+@contextlib.contextmanager
+def delay_program() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket, socket.socket]]:
+    """The program between two sockets that keep packets apart, as TUN devices do."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    (near, first), (far, second) = pairs
+    with near, far, first, second:
+        for end in (first, second):
+            end.setblocking(False)
+        for end in (near, far):
+            end.settimeout(10)
+        ends = (first.fileno(), second.fileno())
+        command = [sys.executable, "-I", "-S", delay.__file__, *map(str, ends)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=ends) as process:
+            try:
+                yield process, near, far
+            finally:
+                process.kill()
+
+
+def tell(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line.encode())
+    process.stdin.flush()
+
+
+def test_packets_are_held_back_both_ways_in_order() -> None:
+    with delay_program() as (process, near, far):
+        near.send(b"at once")
+        assert far.recv(100) == b"at once"
+        tell(process, "0.5\n0.15\n")  # of several lines the last one counts
+        for source, target in ((near, far), (far, near)):
+            start_s = time.monotonic()
+            packets = [bytes([number]) * (delay.PACKET_BYTES - number) for number in range(3)]
+            for packet in packets:
+                source.send(packet)
+            assert [target.recv(2**18) for _ in packets] == packets
+            assert time.monotonic() - start_s >= 0.15
+
+
+def test_a_packet_that_cannot_be_delivered_is_lost_and_the_rest_goes_on() -> None:
+    with delay_program() as (process, near, far):
+        near.send(b"first")
+        assert far.recv(100) == b"first"
+        far.shutdown(socket.SHUT_RD)  # what is written there fails from now on
+        near.send(b"lost")
+        far.send(b"the other way")
+        assert near.recv(100) == b"the other way"
+        assert process.poll() is None
+
+
+def test_the_program_ends_with_its_input() -> None:
+    with delay_program() as (process, near, far):
+        near.send(b"it runs")
+        assert far.recv(100) == b"it runs"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(10) == 0
 
 
 def test_how_much_is_read() -> None:

@@ -22,6 +22,7 @@ def samples(repeats: int = 2) -> list[dict[str, Any]]:
     for repeat in range(repeats):
         stream = {"link": "100mbit", "repeat": repeat, "measure": "goodput_bits_per_s"}
         found += [{**stream, "value": value} for value in (90e6, 80e6, 100e6)]
+        found.append({**stream, "measure": "rtt_s", "value": 0.0012})
         factors = {"tokens": 512, "repeat": repeat}
         watched = {"others_cores": 0.1, "steal_cores": 0.0}
         found.append({**factors, "measure": "recompute_s", "value": 2.0, **watched})
@@ -47,10 +48,11 @@ def test_rows() -> None:
     assert far["local_hit_and_wire_s"] == 0.9
     assert far["relay_over_local_hit_and_wire"] == round(1 / 0.9, 4)
     assert far["goodput_gbit_per_s"]["median"] == 0.09 and far["goodput_gbit_per_s"]["n"] == 6
+    assert far["rtt_s"] == {"min": 0.0012, "median": 0.0012, "max": 0.0012, "n": 2}
     assert far["wire_s"] == {"min": 0.8, "median": 0.8, "max": 0.8, "n": 2}
     assert (far["bytes"], far["wire_bytes"]) == (9_000_000, 4_500_000)
     assert (far["transport"], far["path"], far["codec"]) == ("nixl", "tcp", "raw")
-    assert "wire_s" not in near and "goodput_gbit_per_s" not in near
+    assert "wire_s" not in near and "goodput_gbit_per_s" not in near and "rtt_s" not in near
 
 
 def test_fast_links_come_first() -> None:
