@@ -21,6 +21,7 @@ from kvrelay.policies import Reason
 from kvrelay.relay.client import StoreLink
 from kvrelay.relay.connector.identity import fingerprint, slot_bytes, unsupported
 from kvrelay.relay.connector.metadata import RelayMetadata
+from kvrelay.relay.connector.metrics import RelayMetrics, RelayStats
 from kvrelay.relay.connector.off import OffHalf
 from kvrelay.relay.connector.scheduler import SchedulerHalf
 from kvrelay.relay.connector.worker import WorkerHalf
@@ -54,6 +55,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         settings = RelaySettings.from_extra_config(
             self._kv_transfer_config.kv_connector_extra_config
         )
+        self._stats = RelayStats()
         self._worker: WorkerHalf | None = None
         self._scheduler: SchedulerHalf | OffHalf = OffHalf(settings.agent, Reason.RELAY_OFF)
         unfit = unsupported(vllm_config, kv_cache_config)
@@ -127,7 +129,10 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         record = self._scheduler.request_finished(request, block_ids)
-        return False, {"kvrelay": record} if record is not None else None
+        if record is None:
+            return False, None
+        self._stats.add(record)
+        return False, {"kvrelay": record}
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
@@ -140,6 +145,29 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool | None:
         self._scheduler.reset()
         return True
+
+    # Metrics
+
+    def get_kv_connector_stats(self) -> RelayStats | None:
+        """What requests have become since the last step; only the scheduler half knows."""
+        if self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, RelayStats()
+        return stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RelayStats:
+        return RelayStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> RelayMetrics:
+        return RelayMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # Worker half
 

@@ -1,0 +1,169 @@
+"""Records as metrics: what is counted, under which labels, in the form of Prometheus."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvrelay.policies import Reason
+from kvrelay.policies.decision import Arm, Decision, recompute
+from kvrelay.relay.connector import RelayConnector, metrics
+from kvrelay.relay.connector.metrics import RelayStats, path_label
+from kvrelay.relay.record import RelayRecord
+
+ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
+OURS = ("reason", *metrics.WAY_LABELS, "le")
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """A relay of 1,000 bytes from this node, unless told otherwise."""
+    reason = changes.pop("reason", Reason.RELAYED)
+    relays = reason is Reason.RELAYED
+    values: dict[str, Any] = {
+        "agent": "reader",
+        "policy": "always",
+        "mode": "auto",
+        "decision": Decision(Arm.RELAY, reason, 128) if relays else recompute(reason),
+        "reason": reason,
+        "prompt_tokens": 200,
+        "local_tokens": 0,
+        "recomputed_tokens": 72 if relays else 200,
+        "relayed_tokens": 128 if relays else 0,
+    }
+    if relays:
+        values |= {"num_bytes": 1000, "load_path": "arena", "copy_s": 0.002}
+    return RelayRecord(**(values | changes)).to_dict()
+
+
+FETCHED = {
+    "load_path": "nodes",
+    "sources": ("other",),
+    "transport": "nixl",
+    "path": "tcp/eth0",
+    "codec": "lz4",
+    "fetched_bytes": 1000,
+    "wire_bytes": 600,
+    "transfer_s": 0.4,
+}
+
+
+def told(stats: RelayStats) -> dict[str, Any]:
+    """As it arrives in the other process."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data))
+
+
+def exported(*all_data: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    """Samples of our metrics by name and our labels' values, after a scrape."""
+    registry = CollectorRegistry()
+    types = {kind: partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    config = SimpleNamespace(kv_transfer_config=None)
+    exporter = RelayConnector.build_prom_metrics(
+        config, types, ["model_name", "engine"], {0: list(ENGINE)}
+    )
+    for data in all_data:
+        exporter.observe(data, 0)
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels = sample.labels
+            if sample.name.endswith("_created"):
+                continue
+            assert [labels["model_name"], labels["engine"]] == ENGINE
+            values = [labels[name] for name in OURS if name in labels]
+            assert len(values) == len(labels) - len(ENGINE)
+            found[sample.name, *values] = sample.value
+    return found
+
+
+def test_requests_by_how_they_ended() -> None:
+    stats = RelayStats()
+    for reason in (Reason.RELAYED, Reason.NO_SOURCE, Reason.NO_SOURCE):
+        stats.add(record(reason=reason))
+    found = exported(told(stats), told(stats))
+    assert found[metrics.REQUESTS, "relayed"] == 2
+    assert found[metrics.REQUESTS, "no_source"] == 4
+    assert len([name for name, *_ in found if name == metrics.REQUESTS]) == 2
+
+
+def test_bytes_and_seconds_by_path() -> None:
+    stats = RelayStats()
+    stats.add(record())
+    stats.add(record(**FETCHED))
+    stats.add(record(**FETCHED))
+    found = exported(told(stats))
+    here, there = ("arena", "arena", "raw"), ("nixl", "tcp", "lz4")
+    assert found[metrics.TRANSFER_BYTES, *here] == 1000
+    assert found[metrics.TRANSFER_BYTES, *there] == 2000
+    assert found[metrics.WIRE_BYTES, *there] == 1200
+    assert (metrics.WIRE_BYTES, *here) not in found
+    for way, seconds, count in ((here, 0.002, 1), (there, 0.8, 2)):
+        assert found[f"{metrics.TRANSFER_LATENCY}_count", *way] == count
+        assert found[metrics.TRANSFER_SECONDS, *way] == pytest.approx(seconds)
+    assert found[f"{metrics.TRANSFER_LATENCY}_bucket", *there, "0.25"] == 0
+    assert found[f"{metrics.TRANSFER_LATENCY}_bucket", *there, "0.5"] == 2
+
+
+def test_what_came_from_both_places() -> None:
+    stats = RelayStats()
+    stats.add(record(**FETCHED, num_bytes=1500))
+    found = exported(told(stats))
+    assert found[metrics.TRANSFER_BYTES, "nixl", "tcp", "lz4"] == 1000
+    assert found[metrics.TRANSFER_BYTES, "arena", "arena", "raw"] == 500
+    # The copy waited for the transfer: its time says nothing about the arena.
+    assert (metrics.TRANSFER_SECONDS, "arena", "arena", "raw") not in found
+
+
+def test_bytes_that_came_for_nothing_are_counted() -> None:
+    stats = RelayStats()
+    late = {**FETCHED, "load_path": None, "num_bytes": 0}
+    stats.add(record(reason=Reason.LOAD_DEADLINE, **late))
+    found = exported(told(stats))
+    assert found[metrics.REQUESTS, "load_deadline"] == 1
+    assert found[metrics.TRANSFER_BYTES, "nixl", "tcp", "lz4"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("tcp", "tcp"),
+        ("tcp/eth0", "tcp"),
+        ("tcp/eth0+tcp/eth1", "tcp"),
+        ("rc_mlx5/mlx5_0:1", "rc_mlx5"),
+        ("rc_mlx5/mlx5_0:1+tcp/eth0", "mixed"),
+        ("tcp/eth0,plasma/tcp", "mixed"),
+        ("plasma/tcp", "plasma/tcp"),
+        ("cma/memory", "cma"),
+        ("unknown", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_paths_have_few_labels(path: str, label: str) -> None:
+    assert path_label(path) == label
+
+
+def test_several_ways_at_once_are_one_label() -> None:
+    stats = RelayStats()
+    mixed = {"transport": "nixl,plasma", "path": "tcp,plasma/tcp", "codec": "lz4,raw"}
+    stats.add(record(**{**FETCHED, **mixed}))
+    assert (metrics.TRANSFER_BYTES, "mixed", "mixed", "mixed") in exported(told(stats))
+
+
+def test_for_the_log() -> None:
+    one, other = RelayStats(), RelayConnector.build_kv_connector_stats(None)
+    assert one.is_empty() and other.is_empty()
+    one.add(record(num_bytes=1_500_000))
+    other.add(record(num_bytes=500_000))
+    other.add(record(reason=Reason.NO_SOURCE))
+    both = one.aggregate(RelayConnector.build_kv_connector_stats(told(other)))
+    assert both.reduce() == {"relayed": 2, "no_source": 1, "KV MB": 2.0}
+    both.reset()
+    assert both.is_empty()
+
+
+def test_a_fault_stays_here(caplog: pytest.LogCaptureFixture) -> None:
+    assert exported({"reasons": None}) == {}
+    assert "relay metrics fault" in caplog.text
