@@ -26,6 +26,7 @@ Smoke = Annotated[bool, typer.Option("--smoke", help="only see that it works: sm
 QuietWait = Annotated[
     float, typer.Option(help="seconds to wait, at most, for a quiet machine before each request")
 ]
+TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -187,8 +188,16 @@ def codecs(
 def topology(
     *,
     links: Annotated[
-        str, typer.Option(help="where A is: `same-node`, or behind such a wire: RATE or RATE-RTT")
-    ] = "same-node,unshaped,1gbit,100mbit",
+        str | None,
+        typer.Option(
+            help="where A is: `same-node`, or behind such a wire: RATE or RATE-RTT",
+            show_default=TEST_BED_LINKS,
+        ),
+    ] = None,
+    near: Annotated[
+        str | None, typer.Option(help="a real cluster's node: B's, where this command runs")
+    ] = None,
+    far: Annotated[str | None, typer.Option(help="and the node from which B's KV comes")] = None,
     ways: Annotated[
         str, typer.Option(help="between nodes: each transport and codec to compare")
     ] = "nixl/raw,nixl/split,nixl/lz4,plasma/raw",
@@ -203,7 +212,7 @@ def topology(
     quiet_wait: QuietWait = 10.0,
     smoke: Smoke = False,
 ) -> None:
-    """What a relay costs within a node, and between two nodes by the speed of the wire.
+    """What a relay costs within a node, and between two nodes by the wire between them.
 
     The two nodes are network namespaces of this machine, with a Ray node in each and a wire
     between them that is made into each link in turn: `unshaped`, or any rate such as `10gbit`,
@@ -216,20 +225,29 @@ def topology(
     would take for the same bytes over the same link (`wire_s`): relay pays where the transfer is
     well below the recomputation.
 
+    With `--near` and `--far` the nodes are two of the Ray that RAY_ADDRESS names, by their label
+    `kvrelay/node`, and the link, called `cluster`, is whatever connects them: no interface is
+    read, any path counts that the relay attests, and the plain stream runs between the same two
+    nodes. Run it on the near node; the model has to be found at both.
+
     Examples:
 
       kvrelay bench topology --smoke
+
+      RAY_ADDRESS=auto kvrelay bench topology --near node-1 --far node-2
 
       kvrelay bench topology --links same-node,unshaped,1gbit,100mbit --json topology.json
 
       kvrelay bench topology --links 100mbit,100mbit-1ms,100mbit-5ms --tokens 2048 --repeats 3
     """
     from kvrelay.bench import run_topology
-    from kvrelay.bench.topology import parse_links, parse_ways
+    from kvrelay.bench.topology import CLUSTER_LINKS, parse_cluster, parse_links, parse_ways
 
+    cluster = parse_cluster(near, far, links)
+    of_the_bed = "same-node,unshaped,100mbit" if smoke else links or TEST_BED_LINKS
     run_topology.main(
         run_topology.Options(
-            links=parse_links("same-node,unshaped,100mbit" if smoke else links),
+            links=CLUSTER_LINKS if cluster else parse_links(of_the_bed),
             ways=parse_ways(ways),
             lengths=tuple(parse_lengths("512" if smoke else tokens)),
             repeats=1 if smoke else repeats,
@@ -239,6 +257,7 @@ def topology(
             seed=seed,
             quiet_wait_s=min(quiet_wait, 1.0) if smoke else quiet_wait,
             smoke=smoke,
+            cluster=cluster,
         )
     )
 

@@ -32,27 +32,32 @@ class Watched:
     Attributes:
         waited_s: how long the machine was waited for before it.
         quiet: whether it had become quiet by then.
-        others_cores: load by processes that are not the benchmark's.
+        others_cores: load by processes that are not the benchmark's; None if nobody can tell.
         steal_cores: what other guests of the same host took from this machine.
     """
 
     waited_s: float
     quiet: bool
-    others_cores: float
+    others_cores: float | None
     steal_cores: float
 
     def to_dict(self) -> dict[str, float | bool]:
-        """The form in which it goes into a sample."""
-        return asdict(self)
+        """The form in which it goes into a sample; what nobody can tell is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class QuietGate:
     """Waits for a quiet machine; nothing of an earlier request may still be going on either."""
 
-    def __init__(self, session_id: str, limit_s: float) -> None:
-        """Take the cluster whose load is the benchmark's own, and how long to wait at most."""
+    def __init__(self, session_id: str | None, limit_s: float) -> None:
+        """Take the cluster whose load is the benchmark's own, and how long to wait at most.
+
+        Without one, of a Ray that others have started, the load cannot be told apart.
+        """
         self._limit_s = limit_s
-        self._own = [psutil.Process(), *marked_processes(session_id)]
+        self._own: list[psutil.Process] | None = None
+        if session_id is not None:
+            self._own = [psutil.Process(), *marked_processes(session_id)]
         self.total_waited_s = 0.0
         self.num_disturbed = 0
 
@@ -84,15 +89,16 @@ class QuietGate:
     def watch(self, request: Callable[[], T]) -> tuple[T, Watched]:
         """Wait, then make the request and count what others did meanwhile."""
         waited_s, quiet = self.wait()
-        own_s, busy_s, stolen_s = cpu_s(self._own), busy_cpu_s(), stolen_cpu_s()
+        own_s, busy_s, stolen_s = cpu_s(self._own or ()), busy_cpu_s(), stolen_cpu_s()
         start_s = time.monotonic()
         answer = request()
         wall_s = time.monotonic() - start_s
-        others_s = (busy_cpu_s() - busy_s) - (cpu_s(self._own) - own_s)
+        others_s = (busy_cpu_s() - busy_s) - (cpu_s(self._own or ()) - own_s)
+        others_cores = round(max(0.0, others_s / wall_s), 3)  # clocks of 0.01 s
         return answer, Watched(
             waited_s=round(waited_s, 3),
             quiet=quiet,
-            others_cores=round(max(0.0, others_s / wall_s), 3),  # clocks of 0.01 s
+            others_cores=others_cores if self._own is not None else None,
             steal_cores=round((stolen_cpu_s() - stolen_s) / wall_s, 3),
         )
 

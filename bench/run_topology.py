@@ -1,10 +1,10 @@
-"""Carries out `kvrelay bench topology`: test bed, cluster, progress, report."""
+"""Carries out `kvrelay bench topology`: test bed or real cluster, progress, report."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ from kvrelay.bench.errors import BenchError
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Report, Row, kept, new_meta, show
-from kvrelay.bench.settle import StoreWatch
+from kvrelay.bench.settle import ActorWatch
 from kvrelay.bench.testbed import system
 from kvrelay.bench.testbed.bed import Bed, two_nodes
 from kvrelay.bench.testbed.link import UNSHAPED, Link
-from kvrelay.bench.testbed.network import Node
 from kvrelay.bench.topology import FAR, NEAR, PLAIN, B, Place
+from kvrelay.bench.wires import BedWire, ClusterWire, Wire, node_ids
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import err, out
-from kvrelay.cluster.config import NODE_LABEL, ClusterConfig
+from kvrelay.cluster.config import ClusterConfig
 from kvrelay.cluster.lifecycle import signals_as_exit
 from kvrelay.cluster.model import ensure_model
 from kvrelay.relay.memory import available_bytes
@@ -32,8 +32,11 @@ from kvrelay.relay.memory import available_bytes
 METHOD = """\
 Seconds to an answer of one token at the HTTP endpoint: median, and ± half the range. B's prompt
 is A's plus 32 other tokens; arms run in random order over all links. transfer: as the relay's own
-record says; wire: what a plain TCP stream would take for the KV over that link. Both nodes share
-this machine's cores."""
+record says; wire: what a plain TCP stream would take for the KV over that link."""
+OF_THE_BED = "Both nodes share this machine's cores."
+OF_A_CLUSTER = """\
+A cluster as it was found: no interface has counted bytes and nobody knows what else ran there; path
+is what the relay's own record attests."""
 NOT_COVERED = """\
 --smoke: one short length, one repeat. It shows that relays take the link that they are measured
 for, but says nothing about speed, long prompts, or how figures vary."""
@@ -61,6 +64,8 @@ class Options:
     seed: int
     quiet_wait_s: float
     smoke: bool
+    # Labels of two nodes of the Ray that RAY_ADDRESS names: B's and the other one's.
+    cluster: tuple[str, str] | None = None
 
 
 def main(options: Options) -> None:
@@ -70,7 +75,7 @@ def main(options: Options) -> None:
         KvrelayError: it cannot run, or its figures would be worth nothing.
     """
     hit.check_lengths(options.lengths)
-    needs_bed = any(link is not None for link in options.links)
+    needs_bed = options.cluster is None and any(link is not None for link in options.links)
     if needs_bed and (reason := system.unavailable()):
         raise BenchError(f"{reason}; or measure --links {topology.SAME_NODE} alone")
     links = [topology.SAME_NODE if link is None else link.name for link in options.links]
@@ -87,18 +92,22 @@ def main(options: Options) -> None:
         with err.status("reading text"):
             prompts = PromptSource.load(source, options.seed)
         bed = stack.enter_context(_joined_bed(options)) if needs_bed else None
-        config = _config(options, bed)
+        labels = options.cluster
+        if bed is not None:
+            labels = (bed.network.first.label, bed.network.second.label)
+        config = _config(options, labels)
         if bed is not None:
             preflight.check_memory(config, available_bytes() - config.relay.capacity_bytes)
-        session = stack.enter_context(engines.started(config))
+        own_machine = options.cluster is None
+        session = stack.enter_context(engines.started(config, own_machine))
         client = stack.enter_context(closing(AnswerClient(session.url)))
-        here, there = _places(stack, bed)
-        gate = QuietGate(session.id, options.quiet_wait_s)
+        here, there, wire = _places(labels, bed)
+        gate = QuietGate(session.id if own_machine else None, options.quiet_wait_s)
         bench = topology.Bench(
             client=client,
             here=here,
             there=there,
-            bed=bed,
+            wire=wire,
             links=options.links,
             ways=options.ways,
             set_way=_set_way,
@@ -133,51 +142,46 @@ def _joined_bed(options: Options) -> Iterator[Bed]:
             yield bed
 
 
-def _config(options: Options, bed: Bed | None) -> ClusterConfig:
+def _config(options: Options, labels: tuple[str, str] | None) -> ClusterConfig:
     """B, `plain`, and A on the same node or the other one, or both."""
-    here = there = None
-    if bed is not None:
-        here, there = (node.label for node in bed.network.nodes)
+    here, there = labels or (None, None)
     agents = [engines.relaying(B, here), engines.plain(PLAIN, here)]
     if None in options.links:
         agents.append(engines.relaying(NEAR, here))
     if there is not None:
         agents.append(engines.relaying(FAR, there))
+    if options.cluster is not None:  # its nodes need not have the cores of this machine
+        agents = [{**agent, "cpu_binding": None} for agent in agents]
     relay = {"load_deadline_s": _DEADLINE_S, "capacity_bytes": _CAPACITY_BYTES}
     return engines.cluster(options.model, agents, relay, here)
 
 
-def _places(stack: ExitStack, bed: Bed | None) -> tuple[Place, Place | None]:
-    """The stores of B's node and of the other one."""
+def _places(
+    labels: tuple[str, str] | None, bed: Bed | None
+) -> tuple[Place, Place | None, Wire | None]:
+    """The stores of B's node and of the other one, and what connects these."""
     from kvrelay.relay.actor import stores
 
-    handles = stores()
-    if bed is None:
+    handles = {handle.node_id: handle.actor for handle in stores()}
+    if labels is None:
         if len(handles) != 1:
             raise BenchError(f"expected one KV store, found {len(handles)}")
-        return _place(stack, handles[0], None), None
-    labels = _labels()
-    by_label = {labels.get(handle.node_id): handle for handle in handles}
-    found = [by_label.get(node.label) for node in bed.network.nodes]
-    if None in found:
+        return _place(*handles.values()), None, None
+    here, there = node_ids(labels)
+    if not {here, there} <= set(handles):
         raise BenchError("a node has no KV store: its agents run without relay")
-    first, second = (
-        _place(stack, handle, node) for handle, node in zip(found, bed.network.nodes, strict=True)
-    )
-    return first, second
+    wire = BedWire(bed) if bed is not None else ClusterWire(here, there)
+    return _place(handles[here]), _place(handles[there]), wire
 
 
-def _place(stack: ExitStack, handle: Any, node: Node | None) -> Place:
+def _place(actor: Any) -> Place:
     import ray
 
     def blocks() -> tuple[int, int]:
-        stats = ray.get(handle.actor.stats.remote(), timeout=_ASK_TIMEOUT_S)
+        stats = ray.get(actor.stats.remote(), timeout=_ASK_TIMEOUT_S)
         return stats["blocks"], stats["remote_blocks"]
 
-    # The store's socket has an abstract name, which is known in its own network only.
-    with system.entered(node) if node is not None else nullcontext():
-        watch = stack.enter_context(closing(StoreWatch(handle.address)))
-    return Place(watch, blocks)
+    return Place(ActorWatch(actor), blocks)
 
 
 def _set_way(transport: str, codec: str) -> None:
@@ -189,18 +193,12 @@ def _set_way(transport: str, codec: str) -> None:
     ray.get([handle.actor.set_route.remote(transport, codec) for handle in stores()])
 
 
-def _labels() -> dict[str, str | None]:
-    """The label of every Ray node, by its id."""
-    import ray
-
-    return {node["NodeID"]: node["Labels"].get(NODE_LABEL) for node in ray.nodes()}
-
-
 def _show(report: Report, options: Options) -> None:
     rows = report.rows()
     show("B's answer, by where A is", topology_rows.TIMES_TABLE, rows)
     show("what the relay moved", topology_rows.TRANSFERS_TABLE, rows)
-    out.print(METHOD, style="dim", highlight=False, soft_wrap=True)
+    remark = OF_THE_BED if options.cluster is None else OF_A_CLUSTER
+    out.print(f"{METHOD} {remark}", style="dim", highlight=False, soft_wrap=True)
     for row in {row["link"]: row for row in rows if "goodput_gbit_per_s" in row}.values():
         out.print(_of_the_wire(row), style="dim", highlight=False)
     worst = max((row["bridge_cores"]["max"] for row in rows if "bridge_cores" in row), default=0.0)

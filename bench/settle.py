@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from kvrelay.bench.errors import BenchError
 from kvrelay.relay.client import StoreClient
@@ -59,3 +60,19 @@ class StoreWatch:
                 )
             time.sleep(POLL_S)
         return time.monotonic() - start_s
+
+
+class ActorWatch(StoreWatch):
+    """The same by way of the store's Ray actor: for a store on any node of the cluster."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def close(self) -> None:
+        """There is no connection of our own."""
+
+    def committed(self) -> int:
+        import ray
+
+        counts = ray.get(self._actor.stats.remote(), timeout=TIMEOUT_S)
+        return int(counts.get("committed", 0))

@@ -1,4 +1,4 @@
-"""`kvrelay bench topology`: what a relay costs by where A is, and how fast the wire to it.
+"""`kvrelay bench topology`: what a relay costs by where A is, and by the wire to it.
 
     node-1: client, proxy, ingress, `b`, `plain`, `a-near`  <-- link -->  node-2: `a`
 
@@ -14,7 +14,8 @@ order, over all links:
 Before B is asked, A's store has committed every block of A, and B's store has heard of them.
 Requests are for one token and not streamed: the answer that is timed carries vLLM's count of
 cached tokens and the record of relay, so that every timed relay tells its own path and bytes.
-A relay counts only if that path is the link and the link's interface has counted the bytes.
+A relay counts only if that path is the link and, on the test bed, the link's interface has
+counted the bytes.
 Once a repeat the goodput of a plain TCP stream and its round trips are measured over each link:
 `wire_s` is what that stream would take for the same bytes. A link with a round-trip time goes
 through a process (testbed/bridge.py), and its row says how much of a core that took meanwhile.
@@ -22,6 +23,7 @@ through a process (testbed/bridge.py), and its row says how much of a core that 
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,13 +38,14 @@ from kvrelay.bench.prompts import OTHER_TOKENS, PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Row
 from kvrelay.bench.settle import StoreWatch
-from kvrelay.bench.testbed.bed import Bed
 from kvrelay.bench.testbed.link import Link, parse_link
+from kvrelay.bench.wires import CLUSTER, Wire, check_path
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.relay.codecs.base import NAMES as CODECS
 
 FAR, NEAR, B, PLAIN = "a", "a-near", "b", "plain"
 SAME_NODE = "same-node"
+CLUSTER_LINKS: tuple[Link | None, ...] = (None, CLUSTER)
 TRANSPORTS = ("nixl", "plasma")
 WARM_UP_TOKENS = 512
 _KNOWN_TIMEOUT_S = 30.0
@@ -72,7 +75,7 @@ class Bench:
 
     Attributes:
         here: the node of B and of the client.
-        there: the other node, and `bed` the wire to it; None if all is on one node.
+        there: the other node, and `wire` the way to it; None if all is on one node.
         links: what is compared; None stands for the same node.
         ways: how blocks come between nodes, (transport, codec) each.
         set_way: has B's store take one of them.
@@ -81,7 +84,7 @@ class Bench:
     client: AnswerClient
     here: Place
     there: Place | None
-    bed: Bed | None
+    wire: Wire | None
     links: Sequence[Link | None]
     ways: Sequence[tuple[str, str]]
     set_way: Callable[[str, str], None]
@@ -154,8 +157,8 @@ class Bench:
             self.set_way(*way)
         prompt = self.prompts.take(tokens)
         source, agent = (self.here, NEAR) if link is None else (self._far(), FAR)
-        if link is not None and self.bed is not None:
-            self.bed.set_link(link)
+        if link is not None:
+            self._wire().set_link(link)
         since = source.store.committed()
         self._ask(factors, "save_s", agent, prompt.shared, cached=0)
         source.store.wait(since, blocks_saved(tokens))
@@ -166,27 +169,24 @@ class Bench:
         answer = self._ask(factors, "relay_s", B, prompt.whole, cached=tokens)
         received = self._received_bytes() - before
         bridge_s = self._bridge_cpu_s() - bridge_s
-        device = self._device(link)
         taken = (answer.record["transport"], answer.record["codec"])
         if way is not None and taken != way:
             raise WrongPath(f"a relay took {'/'.join(taken)} where {'/'.join(way)} was set")
-        check_path(name, device, answer.record, received)
-        self._keep_record(factors, device, answer.record, received)
+        self._keep_record(factors, link, answer.record, received)
         if link is not None and link.rtt_s and (seconds := answer.record["transfer_s"]):
             value = bridge_s / seconds
             self.samples.append({**factors, "measure": "bridge_cores", "value": value})
         self.here.store.wait(since, blocks_saved(tokens + OTHER_TOKENS, tokens))
 
     def _goodput(self, link: Link, repeat: int) -> None:
-        if self.bed is None:
-            raise BenchError("a link needs two nodes")
-        self.bed.set_link(link)
+        wire = self._wire()
+        wire.set_link(link)
         self.gate.wait()
-        measured = self.bed.goodput()
+        measured = wire.goodput()
         factors = {"link": link.name, "repeat": repeat, "read_bytes": measured.num_bytes}
         for value in measured.bits_per_s:
             self.samples.append({**factors, "measure": "goodput_bits_per_s", "value": value})
-        for value in self.bed.round_trips_s():
+        for value in wire.round_trips_s():
             self.samples.append({**factors, "measure": "rtt_s", "value": value})
 
     # Steps
@@ -196,14 +196,16 @@ class Bench:
             raise BenchError("a link needs two nodes")
         return self.there
 
-    def _device(self, link: Link | None) -> str | None:
-        return None if link is None or self.bed is None else self.bed.network.first.device
+    def _wire(self) -> Wire:
+        if self.wire is None:
+            raise BenchError("a link needs two nodes")
+        return self.wire
 
     def _received_bytes(self) -> int:
-        return 0 if self.bed is None else self.bed.counters()[0].rx_bytes
+        return (self.wire.received_bytes() if self.wire is not None else None) or 0
 
     def _bridge_cpu_s(self) -> float:
-        return (self.bed.bridge_cpu_s() if self.bed is not None else None) or 0.0
+        return (self.wire.bridge_cpu_s() if self.wire is not None else None) or 0.0
 
     def _wait_known(self, source: Place) -> None:
         """Until B's store has heard of all that A's holds."""
@@ -242,59 +244,29 @@ class Bench:
     def _keep_record(
         self,
         factors: Mapping[str, Any],
-        device: str | None,
+        link: Link | None,
         record: Mapping[str, Any],
         received: int,
     ) -> None:
+        """Keep what a relay says of itself, after a check that it went where its row will say."""
         values = {
             "bytes": record["num_bytes"],
             "copy_s": record["copy_s"],
             # Within a node nothing is transferred: the arena is both ends.
             "transport": record["transport"] or record["load_path"],
-            "path": record["path"] or record["load_path"],
             "codec": record["codec"] or "raw",
         }
-        if device is not None:
-            values |= {
-                "path": record["path"].removesuffix(f"/{device}"),
-                "wire_bytes": record["wire_bytes"],
-                "interface_bytes": received,
-                "transfer_s": record["transfer_s"],
-            }
+        if link is None:
+            check_path(SAME_NODE, None, record, received)
+            values["path"] = record["path"] or record["load_path"]
+        else:
+            wire = self._wire()
+            values["path"] = wire.check(link, record, received)
+            values |= {"wire_bytes": record["wire_bytes"], "transfer_s": record["transfer_s"]}
+            if wire.received_bytes() is not None:
+                values["interface_bytes"] = received
         for measure, value in values.items():
             self.samples.append({**factors, "measure": measure, "value": value})
-
-
-def check_path(
-    link: str, device: str | None, record: Mapping[str, Any], received_bytes: int
-) -> None:
-    """Fail if a relay did not go where its row would say.
-
-    Args:
-        link: its name.
-        device: B's end of the wire; None for the same node.
-        record: the relay's own.
-        received_bytes: what that end has received meanwhile.
-
-    Raises:
-        WrongPath: with what was found, and how to hold it to the wire.
-    """
-    path = record["path"]
-    if device is None:
-        if record["load_path"] != "arena":
-            raise WrongPath(f"a relay on the same node came from '{record['load_path']}'")
-        return
-    if path not in {"tcp", f"tcp/{device}", "plasma/tcp"}:
-        raise WrongPath(
-            f"a relay over link {link} took path '{path or 'none'}' by transport "
-            f"'{record['transport'] or record['load_path']}', expected tcp: its figures would be "
-            "worth nothing (UCX_TLS=tcp holds UCX to the wire)"
-        )
-    if received_bytes < record["wire_bytes"] or record["wire_bytes"] <= 0:
-        raise WrongPath(
-            f"a relay over link {link} says that {record['wire_bytes']:,} bytes crossed, but the "
-            f"interface has received {received_bytes:,}: they went past the wire"
-        )
 
 
 def parse_links(text: str) -> tuple[Link | None, ...]:
@@ -305,6 +277,23 @@ def parse_links(text: str) -> tuple[Link | None, ...]:
     """
     words = dict.fromkeys(word.strip() for word in text.split(","))
     return tuple(None if word == SAME_NODE else parse_link(word) for word in words)
+
+
+def parse_cluster(near: str | None, far: str | None, links: str | None) -> tuple[str, str] | None:
+    """The labels of two nodes of a running cluster; None if the test bed is to be made.
+
+    Raises:
+        ConfigError: one of them is missing, or there is no cluster, or links are to be made there.
+    """
+    if near is None and far is None:
+        return None
+    if near is None or far is None or near == far:
+        raise ConfigError("--near and --far go together: the labels of two nodes of a cluster")
+    if links is not None:
+        raise ConfigError("--links makes links of the test bed; the cluster of --near has its own")
+    if not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError("--near and --far are of a running Ray: name it in RAY_ADDRESS")
+    return near, far
 
 
 def parse_ways(text: str) -> tuple[tuple[str, str], ...]:

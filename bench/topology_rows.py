@@ -89,8 +89,8 @@ def _row(
         if wire := _wire_s(of_link, goodput):
             row["wire_s"] = figure(wire)
     row |= _ratios(row)
-    timed = [sample for sample in of_link if "others_cores" in sample]
-    row |= {name: figure([sample[name] for sample in timed]) for name in WATCHED if timed}
+    watched = {name: [sample[name] for sample in of_link if name in sample] for name in WATCHED}
+    row |= {name: figure(values) for name, values in watched.items() if values}
     return row
 
 

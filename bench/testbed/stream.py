@@ -1,4 +1,4 @@
-"""Plain TCP, to know what the wire carries: run inside the namespaces, on Python alone.
+"""Plain TCP, to know what a wire carries: on Python alone, between namespaces or Ray nodes.
 
     python stream.py send ADDRESS                          prints its port, serves one reader
     python stream.py receive ADDRESS PORT BYTES REPEATS    prints the seconds of each read, as JSON
@@ -20,22 +20,32 @@ TIMEOUT_S = 120.0
 _REQUEST = struct.Struct("!Q")
 
 
-def send(address: str) -> None:
-    """Serve one connection: for every number that comes, that many bytes."""
-    chunk = memoryview(bytes(CHUNK_BYTES))
-    with socket.create_server((address, 0)) as listener:
-        listener.settimeout(TIMEOUT_S)
-        print(listener.getsockname()[1], flush=True)
-        connection, _ = listener.accept()
-    connection.settimeout(TIMEOUT_S)
-    with connection, connection.makefile("rb") as requests:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while request := requests.read(_REQUEST.size):
-            (left,) = _REQUEST.unpack(request)
-            while left > 0:
-                part = chunk[: min(left, CHUNK_BYTES)]
-                connection.sendall(part)
-                left -= len(part)
+class Sender:
+    """The end that is asked for bytes."""
+
+    def __init__(self, address: str) -> None:
+        """Listen there, on a port of the system's choice."""
+        self._listener = socket.create_server((address, 0))
+        self._listener.settimeout(TIMEOUT_S)
+
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def serve(self) -> None:
+        """Serve one connection to its end: for every number that comes, that many bytes."""
+        chunk = memoryview(bytes(CHUNK_BYTES))
+        with self._listener:
+            connection, _ = self._listener.accept()
+        connection.settimeout(TIMEOUT_S)
+        with connection, connection.makefile("rb") as requests:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while request := requests.read(_REQUEST.size):
+                (left,) = _REQUEST.unpack(request)
+                while left > 0:
+                    part = chunk[: min(left, CHUNK_BYTES)]
+                    connection.sendall(part)
+                    left -= len(part)
 
 
 def receive(address: str, port: int, num_bytes: int, repeats: int) -> list[float]:
@@ -62,7 +72,9 @@ def _read(connection: socket.socket, buffer: memoryview, num_bytes: int) -> floa
 def main() -> None:
     """Be one end."""
     if sys.argv[1] == "send":
-        send(sys.argv[2])
+        sender = Sender(sys.argv[2])
+        print(sender.port(), flush=True)
+        sender.serve()
     else:
         address, port, num_bytes, repeats = sys.argv[2:]
         print(json.dumps(receive(address, int(port), int(num_bytes), int(repeats))))

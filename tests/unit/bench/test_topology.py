@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench import topology, topology_rows
+from kvrelay.bench import topology, topology_rows, wires
 from kvrelay.bench.errors import WrongPath
 from kvrelay.bench.testbed.link import UNSHAPED, parse_link
 from kvrelay.cluster.errors import ConfigError
@@ -73,9 +73,9 @@ def test_interrupted_samples_still_make_rows() -> None:
 
 def test_a_relay_over_the_link() -> None:
     for path in ("tcp", f"tcp/{DEVICE}", "plasma/tcp"):
-        topology.check_path("1gbit", DEVICE, {**RELAYED, "path": path}, received_bytes=1000)
+        wires.check_path("1gbit", DEVICE, {**RELAYED, "path": path}, received_bytes=1000)
     same = {"load_path": "arena", "transport": "", "path": "", "wire_bytes": 0}
-    topology.check_path("same-node", None, same, received_bytes=0)
+    wires.check_path("same-node", None, same, received_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,58 @@ def test_a_relay_that_went_past_the_link(
     change: dict[str, Any], received: int, message: str
 ) -> None:
     with pytest.raises(WrongPath, match=message):
-        topology.check_path("1gbit", DEVICE, {**RELAYED, **change}, received)
+        wires.check_path("1gbit", DEVICE, {**RELAYED, **change}, received)
 
 
 def test_a_relay_on_the_node_that_came_from_another() -> None:
     with pytest.raises(WrongPath, match="came from 'nodes'"):
-        topology.check_path("same-node", None, RELAYED, 0)
+        wires.check_path("same-node", None, RELAYED, 0)
+
+
+@pytest.mark.parametrize("path", ["tcp", "rc_mlx5/mlx5_0:1", "plasma/tcp", "cma/memory"])
+def test_on_a_cluster_any_path_counts_that_is_attested(path: str) -> None:
+    assert wires.check_attested({**RELAYED, "path": path}) == path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": ""}, "does not know its path"),
+        ({"path": "unknown"}, "does not know its path"),
+        ({"load_path": "arena"}, "came from 'arena'"),
+        ({"wire_bytes": 0}, "came from 'nodes'"),
+    ],
+)
+def test_a_relay_on_a_cluster_that_does_not_count(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongPath, match=message):
+        wires.check_attested({**RELAYED, **change})
+
+
+def test_the_nodes_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert topology.parse_cluster(None, None, "1gbit") is None
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match="RAY_ADDRESS"):
+        topology.parse_cluster("x", "y", None)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert topology.parse_cluster("x", "y", None) == ("x", "y")
+    for near, far in (("x", None), (None, "y"), ("x", "x")):
+        with pytest.raises(ConfigError, match="go together"):
+            topology.parse_cluster(near, far, None)
+    with pytest.raises(ConfigError, match="--links"):
+        topology.parse_cluster("x", "y", "1gbit")
+
+
+def test_rows_of_a_cluster() -> None:
+    found = [
+        {name: value for name, value in sample.items() if name != "others_cores"}
+        | ({"link": "cluster"} if sample.get("link") == "100mbit" else {})
+        for sample in samples()
+        if sample["measure"] != "interface_bytes"
+    ]
+    near, far = topology_rows.summarize(found)
+    assert (near["link"], far["link"]) == ("same-node", "cluster")
+    assert far["wire_s"]["median"] == 0.8 and far["steal_cores"]["n"] == 2
+    assert "interface_bytes" not in far and "others_cores" not in far
 
 
 def test_links() -> None:
