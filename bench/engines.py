@@ -40,7 +40,7 @@ ENGINE: dict[str, Any] = {
 
 def relaying(name: str, node: str | None = None) -> dict[str, Any]:
     """An agent with kvrelay's connector, on a node of that label."""
-    agent = {"name": name, "model": "bench", "num_cpus": 0.5, "cpu_binding": _all_cores()}
+    agent = {"name": name, "model": "bench", "num_cpus": 0.5, "cpu_binding": all_cores()}
     return {**agent, "node": node}
 
 
@@ -87,7 +87,7 @@ def started(config: ClusterConfig, own_machine: bool = True) -> Iterator[Session
     """
     with contextlib.ExitStack() as display:
         progress = display.enter_context(startup_display())
-        _forget_ray_token()
+        forget_ray_token()
         with running(config, progress) as session:
             display.close()
             if own_machine:
@@ -144,7 +144,7 @@ def check_alike(found: Mapping[int, tuple[str, tuple[int, ...]]], num_engines: i
         raise UnequalEngines(f"the engines' threads are bound differently ({kinds})")
 
 
-def _forget_ray_token() -> None:
+def forget_ray_token() -> None:
     """Ray reads its token once per process; the next local cluster has another one."""
     from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
@@ -160,5 +160,6 @@ def _thread_cores(pid: int) -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
-def _all_cores() -> str:
+def all_cores() -> str:
+    """The cores that this process may run on, as vLLM's binding takes them."""
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))

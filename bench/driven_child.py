@@ -1,36 +1,35 @@
-"""A real vLLM engine in a process of its own, driven over a socket by `harness.Engine`.
+"""The process of a `driven.DrivenEngine`: a real vLLM engine, driven over a socket.
 
-In-process EngineCore (no vLLM worker process), so that tests step it one step at a time and
-can look at its scheduler and its KV tensors.
+In-process EngineCore (no vLLM worker process), so that whoever drives it steps it one step at
+a time, and can look at its scheduler and its KV tensors.
 """
 
+from __future__ import annotations
+
 import hashlib
-import importlib
 import os
 import pickle
 import sys
+import time
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_NO_USAGE_STATS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 
 class Driver:
+    """One engine; `DrivenEngine` calls its methods by name."""
+
     def __init__(self, **engine_args: Any) -> None:
         from vllm import LLM
 
         self.llm = LLM(**engine_args)
         self.engine = self.llm.llm_engine
         self.outputs: dict[str, Any] = {}
+        self.begun_s: dict[str, float] = {}
+        self.ended_s: dict[str, float] = {}
         self.serial = 0
         # Without vLLM's own warm-up (enforce_eager) the AMX attention kernel ends the process
         # with SIGILL if the first prompt has fewer than five tokens (vLLM 0.29, CPU).
-        self.one_warm_up()
-
-    def one_warm_up(self) -> None:
         self.generate([list(range(1, 17))], kvrelay={"mode": "recompute"}, salt="warm-up")
 
     # Requests
@@ -38,12 +37,14 @@ class Driver:
     def add(
         self,
         prompt: list[int],
+        *,
         max_tokens: int = 1,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         salt: str | None = None,
         kvrelay: Any = None,
     ) -> str:
+        """Add a request, greedy; its id. `kvrelay` is what goes into `kv_transfer_params`."""
         from vllm import SamplingParams
 
         self.serial += 1
@@ -61,6 +62,7 @@ class Driver:
         inputs: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt is not None:
             inputs["cache_salt"] = salt
+        self.begun_s[request_id] = time.perf_counter()
         self.engine.add_request(request_id, inputs, params)
         return request_id
 
@@ -71,6 +73,7 @@ class Driver:
             for output in self.engine.step():
                 self.outputs[output.request_id] = output
                 if output.finished:
+                    self.ended_s[output.request_id] = time.perf_counter()
                     finished.append(output.request_id)
         return finished
 
@@ -80,15 +83,18 @@ class Driver:
             self.step()
 
     def busy(self) -> bool:
+        """Whether the engine has to step once more although no request is left."""
         return self.scheduler.has_finished_requests() or (
             self.scheduler.get_kv_connector() is not None
             and self.scheduler.get_kv_connector().has_pending_push_work()
         )
 
     def abort(self, request_id: str) -> None:
+        """Let a request's client leave."""
         self.engine.abort_request([request_id])
 
     def result(self, request_id: str) -> dict[str, Any]:
+        """What a finished request has brought, and the record of relay."""
         output = self.outputs[request_id]
         completion = output.outputs[0]
         logprobs = None
@@ -104,22 +110,29 @@ class Driver:
             "cached": output.num_cached_tokens,
             "record": params.get("kvrelay"),
             "reason": completion.finish_reason,
+            "seconds": self.ended_s[request_id] - self.begun_s[request_id],
         }
 
     def generate(self, prompts: list[list[int]], **options: Any) -> list[dict[str, Any]]:
-        """All at once; results in order."""
+        """All at once; results in order, once what they leave has been saved."""
         request_ids = [self.add(prompt, **options) for prompt in prompts]
         self.run()
         return [self.result(request_id) for request_id in request_ids]
+
+    def one(self, prompt: list[int], **options: Any) -> dict[str, Any]:
+        """Generate for a single prompt."""
+        return self.generate([prompt], **options)[0]
 
     # State
 
     @property
     def scheduler(self) -> Any:
+        """vLLM's."""
         return self.engine.engine_core.engine_core.scheduler
 
     @property
     def worker_half(self) -> Any:
+        """The connector's, see `WorkerHalf`."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         return get_kv_transfer_group()._worker
@@ -127,6 +140,15 @@ class Driver:
     def reset(self) -> bool:
         """Forget the local prefix cache."""
         return self.engine.reset_prefix_cache()
+
+    def identity(self) -> dict[str, Any]:
+        """What the keys of its blocks begin with, and their sizes."""
+        half = self.scheduler.get_kv_connector()._scheduler
+        return {
+            "fingerprint": half._fingerprint,
+            "slot_bytes": self.worker_half._slot_bytes,
+            "block_tokens": half._block_tokens,
+        }
 
     def state(self) -> dict[str, int]:
         """What must be empty when nothing is going on."""
@@ -145,6 +167,7 @@ class Driver:
 
     def block_digests(self, prompt: list[int]) -> list[str]:
         """Digest of the KV bytes of every whole block of a cached prompt."""
+        import torch
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -162,12 +185,7 @@ class Driver:
         return [
             hashlib.sha256(
                 b"".join(
-                    kv[block_id]
-                    .contiguous()
-                    .view(-1)
-                    .view(__import__("torch").uint8)
-                    .numpy()
-                    .tobytes()
+                    kv[block_id].contiguous().view(-1).view(torch.uint8).numpy().tobytes()
                     for kv in runner.kv_caches
                 )
             ).hexdigest()
@@ -175,16 +193,19 @@ class Driver:
         ]
 
     def execute(self, source: str, **variables: Any) -> Any:
-        """Run a test's code in here; the name `result` is the answer."""
+        """Run code of whoever drives in here; the name `result` is the answer."""
         scope: dict[str, Any] = {"driver": self, **variables}
         exec(source, scope)
         return scope.get("result")
 
 
 def main() -> None:
+    """Serve calls until the other end closes; its argument is the descriptor of the socket."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"
     connection = Connection(int(sys.argv[1]))
-    for name in connection.recv():
-        importlib.import_module(name)
     driver: Any = None
     try:
         driver = Driver(**connection.recv())
@@ -201,8 +222,6 @@ def main() -> None:
             answer = ("ok", getattr(driver, name)(*args, **kwargs))
             pickle.dumps(answer)
         except BaseException as error:
-            import traceback
-
             answer = ("error", f"{error!r}\n{traceback.format_exc()}")
         connection.send(answer)
 
