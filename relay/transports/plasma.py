@@ -91,7 +91,11 @@ class _Read(Transfer):
         except ray.exceptions.RayError as error:
             self._fail(f"the source's objects are lost: {type(error).__name__}")
             return
-        for array, target in zip(arrays, self._targets[self._landed :], strict=False):
+        targets = self._targets[self._landed : self._landed + count]
+        if [len(array) for array in arrays] != [target.num_bytes for target in targets]:
+            self._fail("the source's objects do not hold what it offers")
+            return
+        for array, target in zip(arrays, targets, strict=True):
             _view(target)[:] = array
         self._landed += count
         self._batches.popleft()

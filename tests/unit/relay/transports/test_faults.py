@@ -3,6 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -311,6 +312,28 @@ def test_plasma_source_killed(hosts: HostMaker) -> None:
         landed = told
     assert reader.call("wait_quiet", read, 1.0)
     assert reader.call("digests", SPANS[:landed]) == wanted[:landed]
+
+
+@pytest.mark.slow
+def test_plasma_objects_that_hold_less_than_was_offered(hosts: HostMaker) -> None:
+    import ray
+
+    source, reader = hosts(Way("plasma")), hosts(Way("plasma"))
+    source.call("fill", SPANS, 4)
+    reader.call("erase", ERASED)
+    offer = source.call("offer", SPANS)
+    *whole, (ref, count) = offer.ticket.batches
+    arrays = ray.get(ref)
+    for kept in ([*arrays[:-1], arrays[-1][:-1]], arrays[:-1]):
+        ticket = replace(offer.ticket, batches=(*whole, (ray.put(kept), count)))
+        read = reader.call("read", replace(offer, ticket=ticket), SPANS)
+        counts, error = reader.call("wait", read, len(SPANS))
+        assert error == "the source's objects do not hold what it offers"
+        landed = len(SPANS) - count
+        assert (counts[-1] if counts else 0) == landed
+        assert reader.call("digests", SPANS[:landed]) == source.call("digests", SPANS[:landed])
+        assert reader.call("quiet", read)
+        assert reader.call("differing", ERASED) <= sum(size for _, size in SPANS[:landed])
 
 
 @pytest.mark.slow
