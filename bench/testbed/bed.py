@@ -21,6 +21,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.testbed import goodput, nodes, system
 from kvrelay.bench.testbed.bridge import Bridge
@@ -39,19 +41,28 @@ from kvrelay.cluster.session import load_sessions
 
 logger = logging.getLogger(__name__)
 _RAY_START_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 10.0
 
 
 class Bed:
-    """A test bed that exists; `two_nodes` makes it."""
+    """A test bed that exists; `two_nodes` makes it.
+
+    Attributes:
+        id: marks its processes, see `processes.MARKER`.
+        network: names and addresses.
+        link: how the wire is now.
+        temp_dir: a folder that goes with it.
+    """
 
     def __init__(self, record: BedRecord) -> None:
         self.id = record.id
         self.network: Network = record.network
         self.link = UNSHAPED
+        self.temp_dir = Path(record.temp_dir)
         self._bridge: Bridge | None = None
         self._up = True
-        self._temp_dir = Path(record.temp_dir)
         self._token = secrets.token_hex(32)
+        self._starts = 0
 
     def set_link(self, link: Link) -> None:
         """Give the wire another rate and length, in both directions, also while traffic flows.
@@ -117,13 +128,49 @@ class Bed:
         Raises:
             BenchError: a node does not start.
         """
-        cpus = num_cpus or os.cpu_count() or 1
         for node in self.network.nodes:
-            folder = str(self._temp_dir / node.label)
-            Path(folder).mkdir()
-            command = nodes.start_command(self.network, node, folder, cpus)
-            environment = nodes.node_environment(node, self.id, self._token, folder, os.environ)
-            _start_node(node, command, environment, folder)
+            self.start_node(node, num_cpus)
+
+    def start_node(self, node: Node, num_cpus: int | None = None) -> None:
+        """Start Ray at one end, also again after `end_node`; the head is the first.
+
+        Raises:
+            BenchError: it does not start.
+        """
+        self._starts += 1
+        folder = str(self.temp_dir / f"{node.label}.{self._starts}")
+        Path(folder).mkdir()
+        cpus = num_cpus or os.cpu_count() or 1
+        command = nodes.start_command(self.network, node, folder, cpus)
+        environment = nodes.node_environment(node, self.id, self._token, folder, os.environ)
+        _start_node(node, command, environment, folder)
+
+    def processes(self, node: Node) -> list[psutil.Process]:
+        """The bed's processes in a node's network, this one excepted."""
+        there = (system.NETNS_DIR / node.namespace).stat().st_ino
+        found = []
+        for process in marked_processes(self.id):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{process.pid}/ns/net").stat().st_ino == there:
+                    found.append(process)
+        return found
+
+    def kill_raylet(self, node: Node) -> None:
+        """Let a node's Ray die as on a machine that fails; what hangs on it follows by itself."""
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == "raylet":
+                    process.kill()
+
+    def end_node(self, node: Node) -> None:
+        """End all processes of a node at once."""
+        processes = self.processes(node)
+        shared = shared_memory_of(processes)
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=_END_TIMEOUT_S)
+        remove_shared_memory(shared)
 
     def environment(self) -> dict[str, str]:
         """For a process inside the first namespace that joins this Ray."""
@@ -133,6 +180,11 @@ class Bed:
         """End what this process keeps running for the bed."""
         if self._bridge is not None:
             self._bridge.close()
+
+    def node_environment(self, node: Node) -> dict[str, str]:
+        """For a process that is started at a node, see `system.entered`, beside its Ray."""
+        folder = str(self.temp_dir)
+        return nodes.node_environment(node, self.id, self._token, folder, os.environ)
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
