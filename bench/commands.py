@@ -263,6 +263,49 @@ def topology(
 
 
 @app.command()
+def faults(
+    *,
+    injections: Annotated[int, typer.Option(help="how many faults strike")] = 200,
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    seed: Annotated[int, typer.Option(help="of the order, the moments and the forms")] = 1,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="30 injections, within 10 minutes")
+    ] = False,
+) -> None:
+    """What faults do to requests: never a wrong token, never a failure, nothing left behind.
+
+    Real stores and engines on two nodes, which are network namespaces of this machine (root,
+    `ip` and `tc`). While blocks come over from A, or before, something goes wrong: the wire is
+    cut or crawls, A's node, a store, A's engine or the directory is killed, the source stands
+    still, bytes are corrupt or cut off, the weights are others, blocks are evicted under the
+    read, there is no room, or the clocks jump. B has to answer with the tokens that it computes
+    itself, and with a reason that the fault explains.
+
+    The exit status is 1 if a request to a surviving replica failed, a token or a reason was
+    wrong, or anything leaked. Requests on a replica that was killed are counted apart, with the
+    time until it was back.
+
+    Examples:
+
+      kvrelay bench faults --smoke
+
+      kvrelay bench faults --injections 200 --json faults.json --samples faults.jsonl
+    """
+    from kvrelay.bench import run_faults
+
+    run_faults.main(
+        run_faults.Options(
+            injections=run_faults.SMOKE_INJECTIONS if smoke else injections,
+            json_file=json_file,
+            samples_file=samples_file,
+            seed=seed,
+            smoke=smoke,
+        )
+    )
+
+
+@app.command()
 def eviction(
     *,
     traces: Annotated[

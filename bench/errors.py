@@ -5,6 +5,7 @@ KvrelayError
      +- Miscount      an engine counts other tokens as cached than the arm claims
      +- WrongPath     a relay did not go over the link that it is measured for
      +- UnequalEngines   engines that are compared do not have the same cores
+     +- PromiseBroken    a fault made a request wrong, made it fail, or left something behind
 """
 
 from __future__ import annotations
@@ -26,3 +27,7 @@ class WrongPath(BenchError):
 
 class UnequalEngines(BenchError):
     """Engines that are compared are bound to different cores."""
+
+
+class PromiseBroken(BenchError):
+    """A fault has made a request wrong or made it fail, or has left something behind."""
