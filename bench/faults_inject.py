@@ -9,7 +9,7 @@ import secrets
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 
@@ -66,6 +66,9 @@ class Strike:
         if not self.lab.await_known(source, self.prompt):
             raise BenchError("B's store has not heard of what A has computed")
 
+    def aim(self) -> None:
+        """Find what is to be struck, before B is asked: that may take longer than a transfer."""
+
     def strike(self) -> None:
         """Let it happen."""
 
@@ -102,8 +105,14 @@ class NodeLost(Strike):
     kills = True
     kills_a = True
 
+    _raylet: psutil.Process
+
+    def aim(self) -> None:
+        self._raylet = self.lab.bed.raylet(self.lab.far.node)
+
     def strike(self) -> None:
-        self.lab.kill_far()
+        self._raylet.kill()
+        self.lab.kill_far_engines()
 
     def lift(self) -> None:
         self.lab.restart_far()
@@ -114,8 +123,13 @@ class StoreKilled(Strike):
 
     kills = True
 
+    _pid: int
+
+    def aim(self) -> None:
+        self._pid = self._site().pid()
+
     def strike(self) -> None:
-        os.kill(self._site().pid(), signal.SIGKILL)
+        os.kill(self._pid, signal.SIGKILL)
 
     def lift(self) -> None:
         self.lab.reattach(self._site())
@@ -140,26 +154,35 @@ class DirectoryKilled(Strike):
 
     kills = True
 
+    _directory: Any
+
+    def aim(self) -> None:
+        import ray
+
+        self._directory = ray.get_actor(directory_name(), namespace=NAMESPACE)
+
     def strike(self) -> None:
         import ray
 
-        ray.kill(ray.get_actor(directory_name(), namespace=NAMESPACE), no_restart=False)
+        ray.kill(self._directory, no_restart=False)
 
 
 class SourceStopped(Strike):
     """The source's store, or only what moves its bytes, stands still and then goes on."""
 
-    _stopped: Sequence[psutil.Process] = ()
+    _processes: Sequence[psutil.Process]
+
+    def aim(self) -> None:
+        self._processes = self.lab.far.movers()
+        if self.injection.variant.name == "store":
+            self._processes = [psutil.Process(self.lab.far.pid()), *self._processes]
 
     def strike(self) -> None:
-        self._stopped = self.lab.far.movers()
-        if self.injection.variant.name == "store":
-            self._stopped = [psutil.Process(self.lab.far.pid()), *self._stopped]
-        for process in self._stopped:
+        for process in self._processes:
             process.suspend()
 
     def lift(self) -> None:
-        for process in self._stopped:
+        for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 

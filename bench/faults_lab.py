@@ -155,9 +155,8 @@ class Lab:
         """Start A anew, in place of one that was killed."""
         self.a = self._ready(self.far, self._started(self.far, "a"))
 
-    def kill_far(self) -> None:
-        """Let A's node fail: its Ray at once, and the engines that a machine takes with it."""
-        self.bed.kill_raylet(self.far.node)
+    def kill_far_engines(self) -> None:
+        """Let the engines of A's node go with it."""
         for replica in (self.a, self._other):
             if replica is not None:
                 replica.engine.kill()

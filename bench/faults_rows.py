@@ -17,7 +17,8 @@ _FIGURES = ("time_lost_s", "recovery_s", "replica_recovery_s")
 def summarize(samples: Sequence[Row]) -> list[Row]:
     """One row per fault, in the order of their names.
 
-    Counts are sums over the injections. `requests` are those to replicas that live on, of which
+    Counts are sums over the injections, also those that `missed`: all blocks had come before the
+    fault was there. `requests` are those to replicas that live on, of which
     `failures` have no answer; `requests_on_killed` went down with their replica, and
     `replica_recovery_s` is until it answered again. `reasons` counts what B's records said where
     the fault struck. `time_lost_s` is B's answer over its recomputation of the same prompt,
@@ -33,12 +34,13 @@ def broken_promises(rows: Sequence[Row]) -> list[str]:
 
 
 def _row(fault: str, samples: Sequence[Row]) -> Row:
-    row: Row = {"fault": fault, "injections": len(samples)}
+    hits = [sample for sample in samples if not sample["missed"]]
+    row: Row = {"fault": fault, "injections": len(hits), "missed": len(samples) - len(hits)}
     row |= {name: sum(sample[name] for sample in samples) for name in _COUNTS}
     for name in _FIGURES:
-        if values := [sample[name] for sample in samples if name in sample]:
+        if values := [sample[name] for sample in hits if name in sample]:
             row[name] = figure(values)
-    row["reasons"] = dict(sorted(Counter(sample["reason"] for sample in samples).items()))
+    row["reasons"] = dict(sorted(Counter(sample["reason"] for sample in hits).items()))
     return row
 
 

@@ -6,15 +6,15 @@ import random
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvrelay.bench.driven import BLOCK_TOKENS, EngineEnded, text_tokens
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.faults import Injection, contradiction
-from kvrelay.bench.faults_inject import STRIKES, Strike
+from kvrelay.bench.faults_inject import STRIKES
 from kvrelay.bench.faults_lab import Lab
-from kvrelay.bench.faults_sites import Prompt, Replica
+from kvrelay.bench.faults_sites import Prompt, Replica, View
 from kvrelay.bench.leftovers import Leftovers
 from kvrelay.bench.report import Row
 from kvrelay.policies import Reason
@@ -36,9 +36,15 @@ _PAUSE_S = 0.1
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one injection; see `faults_rows.summarize`. `notes` says what was wrong."""
+    """What came of one injection; see `faults_rows.summarize`.
+
+    Attributes:
+        missed: all blocks had come before the fault was there.
+        notes: what was wrong.
+    """
 
     reason: str = ""
+    missed: bool = False
     requests: int = 0
     failures: int = 0
     wrong_tokens: int = 0
@@ -119,25 +125,34 @@ class Trials:
         prompt, beside = self._prompt(PROMPT_TOKENS), self._prompt(SHORT_TOKENS)
         strike = STRIKES[injection.fault](lab, injection, prompt, self.rng)
         strike.compute()
-        keys, a = strike.keys, lab.a
+        keys, a, view = strike.keys, lab.a, lab.near.sight()
         beside_tokens = ENDLESS_TOKENS if strike.kills_a else BESIDE_TOKENS
         self._ask(a, beside, beside_tokens)
+        strike.aim()
         if injection.after_blocks is None:
             strike.strike()
         question = self._with_more(prompt)
         self._ask(lab.b, question, ANSWER_TOKENS)
         if injection.after_blocks is not None:
-            self._await_moment(keys, injection.after_blocks)
+            self._await_moment(view, keys, injection.after_blocks)
             strike.strike()
+            # Too late, if all has come meanwhile.
+            outcome.missed = lab.b.engine.answered() or view.landed(keys) == len(keys)
         struck_s = time.monotonic()
         answer = self._answer("B", lab.b, outcome)
         strike.lift()
         since_s = struck_s if strike.kills else time.monotonic()
-        self._judge(injection, prompt, answer, outcome)
-        self._hear(a, beside, beside_tokens, strike, outcome)
+        heard = None
         if strike.kills_a:
+            self._count_on_killed(a, outcome)
             self._replica_is_back(struck_s, outcome)
+        else:
+            heard = self._answer("A", a, outcome)
         outcome.recovery_s = self._recover(outcome, since_s)
+        # What takes B's time comes last.
+        self._judge(injection, prompt, answer, outcome)
+        if heard is not None:
+            self._check_tokens("A", heard, self._recomputed(beside, beside_tokens), outcome)
 
     # Requests
 
@@ -192,34 +207,29 @@ class Trials:
         right = self._recomputed(self._with_more(prompt), ANSWER_TOKENS)
         self._check_tokens("B", answer, right, outcome)
         outcome.reason = answer["record"]["reason"]
-        wrong = contradiction(
-            answer["record"], injection.variant, len(prompt.tokens), answer["cached"]
-        )
+        variant = injection.variant
+        if outcome.missed:
+            variant = replace(variant, reasons=variant.reasons | {Reason.RELAYED})
+        wrong = contradiction(answer["record"], variant, len(prompt.tokens), answer["cached"])
         if wrong is not None:
             outcome.wrong_reason += 1
             outcome.notes.append(wrong)
         outcome.answer_s, outcome.recompute_s = answer["seconds"], right["seconds"]
         outcome.time_lost_s = answer["seconds"] - right["seconds"]
 
-    def _hear(
-        self, a: Replica, prompt: Prompt, max_tokens: int, strike: Strike, outcome: Outcome
-    ) -> None:
-        """What became of the request that A had meanwhile."""
-        if strike.kills_a:
-            try:
-                a.engine.end()
-                outcome.requests += 1
-            except EngineEnded:
-                outcome.requests_on_killed += 1
-            return
-        answer = self._answer("A", a, outcome)
-        self._check_tokens("A", answer, self._recomputed(prompt, max_tokens), outcome)
+    def _count_on_killed(self, a: Replica, outcome: Outcome) -> None:
+        """The request that A had when it was killed; or it had ended before."""
+        try:
+            a.engine.end()
+            outcome.requests += 1
+        except EngineEnded:
+            outcome.requests_on_killed += 1
 
     # Afterwards
 
-    def _await_moment(self, keys: Sequence[BlockKey], after_blocks: int) -> None:
+    def _await_moment(self, view: View, keys: Sequence[BlockKey], after_blocks: int) -> None:
         """Wait until blocks are on their way, and so many have landed; or B has answered."""
-        view, b = self.lab.near.sight(), self.lab.b.engine
+        b = self.lab.b.engine
         while not b.answered():
             begun = after_blocks > 0 or view.client.stats()["reserved"] > 0
             if begun and view.landed(keys) >= after_blocks:
@@ -238,7 +248,12 @@ class Trials:
             BenchError: it does not, or a request fails.
         """
         reason = "its store has not heard of A's blocks"
-        while True:
+        answers: list[tuple[Prompt, dict[str, Any]]] = []
+        while reason != Reason.RELAYED:
+            if time.monotonic() - since_s > _RECOVERY_LIMIT_S:
+                raise BenchError(
+                    f"B does not relay from A again after {_RECOVERY_LIMIT_S:.0f} s: {reason}"
+                )
             prompt = self._prompt(SHORT_TOKENS)
             self._ask(self.lab.a, prompt, 1)
             self._answer("A", self.lab.a, outcome)
@@ -246,17 +261,15 @@ class Trials:
                 question = self._with_more(prompt)
                 self._ask(self.lab.b, question, ANSWER_TOKENS)
                 answer = self._answer("B", self.lab.b, outcome)
-                passed_s = time.monotonic() - since_s
-                right = self._recomputed(question, ANSWER_TOKENS)
-                self._check_tokens("B", answer, right, outcome)
+                answers.append((question, answer))
                 reason = answer["record"]["reason"]
-                if reason == Reason.RELAYED:
-                    return passed_s
-            if time.monotonic() - since_s > _RECOVERY_LIMIT_S:
-                raise BenchError(
-                    f"B does not relay from A again after {_RECOVERY_LIMIT_S:.0f} s: {reason}"
-                )
-            time.sleep(_PAUSE_S)
+            if reason != Reason.RELAYED:
+                time.sleep(_PAUSE_S)
+        passed_s = time.monotonic() - since_s
+        for question, answer in answers:
+            right = self._recomputed(question, ANSWER_TOKENS)
+            self._check_tokens("B", answer, right, outcome)
+        return passed_s
 
     def _settle(self, outcome: Outcome) -> None:
         """Wait until nothing is left, or long enough to call it leaked."""

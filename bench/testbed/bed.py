@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from kvrelay.cluster.session import load_sessions
 logger = logging.getLogger(__name__)
 _RAY_START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 10.0
+_POLL_S = 0.05
 
 
 class Bed:
@@ -155,21 +157,36 @@ class Bed:
                     found.append(process)
         return found
 
-    def kill_raylet(self, node: Node) -> None:
-        """Let a node's Ray die as on a machine that fails; what hangs on it follows by itself."""
+    def raylet(self, node: Node) -> psutil.Process:
+        """A node's Ray: when it is killed, what hangs on it follows by itself.
+
+        Raises:
+            BenchError: it does not run.
+        """
         for process in self.processes(node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.name() == "raylet":
-                    process.kill()
+                    return process
+        raise BenchError(f"Ray does not run at '{node.label}'")
 
     def end_node(self, node: Node) -> None:
-        """End all processes of a node at once."""
+        """End all processes of a node at once.
+
+        Raises:
+            BenchError: one does not end.
+        """
         processes = self.processes(node)
         shared = shared_memory_of(processes)
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(processes, timeout=_END_TIMEOUT_S)
+        end_s = time.monotonic() + _END_TIMEOUT_S
+        # Whoever has been killed may wait long for its parent, but has no environment any more.
+        while left := self.processes(node):
+            if time.monotonic() > end_s:
+                pids = ", ".join(str(process.pid) for process in left)
+                raise BenchError(f"processes {pids} of '{node.label}' do not end")
+            time.sleep(_POLL_S)
         remove_shared_memory(shared)
 
     def environment(self) -> dict[str, str]:

@@ -136,7 +136,8 @@ def test_reasons_are_policies_reasons() -> None:
 def sample(fault: str, **change: Any) -> dict[str, Any]:
     zeros = dict.fromkeys((*faults_rows.ZEROS, "requests_on_killed", "faults_caught"), 0)
     times = {"answer_s": 3.1, "recompute_s": 0.1, "time_lost_s": 3.0, "recovery_s": 1.0}
-    return {"fault": fault, "reason": "load_deadline", "requests": 4, **zeros, **times, **change}
+    head = {"fault": fault, "reason": "load_deadline", "missed": False, "requests": 4}
+    return {**head, **zeros, **times, **change}
 
 
 def test_rows() -> None:
@@ -164,6 +165,14 @@ def test_requests_on_a_killed_replica_are_apart() -> None:
     assert (row["requests"], row["failures"], row["requests_on_killed"]) == (4, 0, 1)
     assert row["replica_recovery_s"]["median"] == 12.5
     assert faults_rows.broken_promises([row]) == []
+
+
+def test_a_fault_that_came_too_late_counts_for_what_went_wrong_only() -> None:
+    late = sample("slow_peer", missed=True, reason="relayed", time_lost_s=0.0, wrong_tokens=1)
+    (row,) = faults_rows.summarize([sample("slow_peer"), late])
+    assert (row["injections"], row["missed"], row["requests"], row["wrong_tokens"]) == (1, 1, 8, 1)
+    assert row["reasons"] == {"load_deadline": 1}
+    assert row["time_lost_s"]["min"] == 3.0
 
 
 @pytest.mark.parametrize("name", faults_rows.ZEROS)
