@@ -4,6 +4,10 @@ Blocks form a prefix tree, and a block is of use only while all before it are he
 counts for no less than the best of those that come after it, and a parent goes after its
 children: a policy values blocks one by one, `victims` keeps that order.
 
+A store may keep some blocks in a second, slower tier. To `demote` a block changes nothing in what
+is known of it, only among whom it is chosen: a parent may be demoted after its children are, but
+goes for good only when they have.
+
 Preconditions the caller guarantees: one thread; a slot is inserted when its block becomes
 visible and removed when it no longer is; times are of one monotonic clock.
 Duties of the implementor: `_values` is a pure function of what was told; the same history
@@ -15,6 +19,7 @@ hands to `observe` from time to time. A word that changed is one use, however of
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +46,15 @@ class Victim(NamedTuple):
     slot: int
 
 
+@dataclass(slots=True)
+class _Ranking:
+    """Slots of least value of one tier as of a time, ascending, each with its life."""
+
+    victims: list[tuple[Victim, int]] = field(default_factory=list)
+    passed: int = 0
+    at_ns: int = -_RANKING_NS
+
+
 class EvictionPolicy(ABC):
     """Keeps account of the blocks in equal slots, and tells which are worth least."""
 
@@ -60,11 +74,11 @@ class EvictionPolicy(ABC):
         self._depth: Ints = np.zeros(num_slots, np.int64)
         self._parent: Ints = np.full(num_slots, NO_SLOT, np.int64)
         self._children = [0] * num_slots
+        self._demoted: Bools = np.zeros(num_slots, np.bool_)
+        self._keepers = [0] * num_slots  # children that have to go first
         # Which life of a slot a ranking is about: it changes with every use.
         self._life: Ints = np.zeros(num_slots, np.int64)
-        self._ranking: list[tuple[Victim, int]] = []  # with its life; ascending
-        self._passed = 0  # of the ranking
-        self._ranked_ns = -_RANKING_NS
+        self._rankings = {False: _Ranking(), True: _Ranking()}  # by whether it is of demoted ones
 
     # What happens
 
@@ -86,11 +100,32 @@ class EvictionPolicy(ABC):
         self._used_ns[slot] = now_ns
         self._depth[slot] = self._depth[parent_slot] + 1 if parent_slot != NO_SLOT else 0
         self._parent[slot] = parent_slot
-        self._children[slot] = 0
+        self._children[slot] = self._keepers[slot] = 0
+        self._demoted[slot] = False
         self._life[slot] += 1
         self._inserted(slot, key, num_tokens)
         if parent_slot != NO_SLOT:
             self._children[parent_slot] += 1
+            self._keepers[parent_slot] += 1
+
+    def demote(self, slot: int) -> None:
+        """A held block has gone to the second tier."""
+        self._move(slot, True)
+
+    def promote(self, slot: int) -> None:
+        """A demoted block has come back."""
+        self._move(slot, False)
+
+    def _move(self, slot: int, demoted: bool) -> None:
+        if not self._held[slot] or self._demoted[slot] == demoted:
+            raise ValueError(f"slot {slot} is not held where it should be")
+        self._demoted[slot] = demoted
+        self._life[slot] += 1
+        behind = self._held & (self._parent == slot)
+        self._keepers[slot] = int((behind & (self._demoted <= demoted)).sum())
+        parent = int(self._parent[slot])
+        if parent != NO_SLOT and not self._demoted[parent]:
+            self._keepers[parent] += -1 if demoted else 1
 
     def observe(self, accesses_ns: NDArray[np.uint64]) -> None:
         """Take note of uses since the last call.
@@ -122,6 +157,7 @@ class EvictionPolicy(ABC):
         parent = self._parent[slot]
         if parent != NO_SLOT:
             self._children[parent] -= 1
+            self._keepers[parent] -= int(self._demoted[slot] <= self._demoted[parent])
         self._held[slot] = False
         self._life[slot] += 1
 
@@ -131,47 +167,54 @@ class EvictionPolicy(ABC):
         """The slots that hold a block."""
         return set(np.flatnonzero(self._held).tolist())
 
-    def victims(self, count: int, blocked: Bools, now_ns: int) -> list[Victim]:
+    def victims(
+        self, count: int, blocked: Bools, now_ns: int, demoted: bool = False
+    ) -> list[Victim]:
         """The slots worth least, in the order in which they should go.
 
-        Nothing changes here: the caller removes those that it does free.
+        Nothing changes here: the caller removes or demotes those that it does free.
 
         Args:
             count: how many slots to free; fewer are returned if there are not that many.
             blocked: slots that must stay, such as leased ones: [num_slots].
+            demoted: choose among the demoted ones; else among the others.
         """
         if count <= 0:
             return []
-        stale = now_ns - self._ranked_ns >= _RANKING_NS
-        chosen = [] if stale else self._choose(count, blocked)
-        num_held = int(self._held.sum())
+        ranking = self._rankings[demoted]
+        stale = now_ns - ranking.at_ns >= _RANKING_NS
+        chosen = [] if stale else self._choose(ranking, count, blocked)
+        num_held = int((self._held & (self._demoted == demoted)).sum())
         wanted = max(2 * count, self.num_slots // _RANKED_SHARE)
         while len(chosen) < count:
-            self._rank(min(wanted, num_held), now_ns)
-            chosen = self._choose(count, blocked)
+            ranking = self._rank(demoted, min(wanted, num_held), now_ns)
+            chosen = self._choose(ranking, count, blocked)
             if wanted >= num_held:
                 break
             wanted *= 4
         if len(chosen) < count:
             # All that is left stands before blocked blocks: better free than refuse.
             taken = {victim.slot for victim in chosen}
-            rest = [v for v, _ in self._ranking if not blocked[v.slot] and v.slot not in taken]
+            rest = [v for v, _ in ranking.victims if not blocked[v.slot] and v.slot not in taken]
             chosen += rest[: count - len(chosen)]
         return chosen
 
-    def _rank(self, count: int, now_ns: int) -> None:
-        """Order the `count` held slots of least value."""
+    def _rank(self, demoted: bool, count: int, now_ns: int) -> _Ranking:
+        """Order the `count` held slots of least value of one tier."""
         slots = np.flatnonzero(self._held)
         values = self._with_children(slots, self._values(slots, now_ns))
+        mine = self._demoted[slots] == demoted
+        slots, values = slots[mine], values[mine]
         if count < len(slots):
             lowest = np.argpartition(values, count - 1)[:count]
             slots, values = slots[lowest], values[lowest]
         order = np.lexsort((self._used_ns[slots], -self._depth[slots], values))
         slots, values = slots[order], values[order]
         victims = map(Victim, values.tolist(), slots.tolist())
-        self._ranking = list(zip(victims, self._life[slots].tolist(), strict=True))
-        self._ranked_ns = now_ns
-        self._passed = 0
+        lives = self._life[slots].tolist()
+        ranking = _Ranking(list(zip(victims, lives, strict=True)), at_ns=now_ns)
+        self._rankings[demoted] = ranking
+        return ranking
 
     def _with_children(self, slots: Ints, values: Floats) -> Floats:
         """Each block's value, or the highest of those that come after it if that is more.
@@ -189,16 +232,16 @@ class EvictionPolicy(ABC):
             below = below[ancestor[below] != NO_SLOT]
         return np.asarray(whole[slots])
 
-    def _choose(self, count: int, blocked: Bools) -> list[Victim]:
+    def _choose(self, ranking: _Ranking, count: int, blocked: Bools) -> list[Victim]:
         """Up to `count` slots of the ranking, without any that has a child which stays."""
         chosen: list[Victim] = []
         gone: dict[int, int] = {}  # children that are chosen
-        for at in range(self._passed, len(self._ranking)):
-            victim, life = self._ranking[at]
+        for at in range(ranking.passed, len(ranking.victims)):
+            victim, life = ranking.victims[at]
             slot = victim.slot
-            if self._life[slot] != life or self._children[slot] > gone.get(slot, 0):
-                if at == self._passed:
-                    self._passed += 1  # used since, it or a child: not among the least any more
+            if self._life[slot] != life or self._keepers[slot] > gone.get(slot, 0):
+                if at == ranking.passed:
+                    ranking.passed += 1  # used since, it or a child: not among the least any more
                 continue
             if blocked[slot]:
                 continue

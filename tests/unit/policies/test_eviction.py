@@ -258,3 +258,91 @@ def test_impossible_calls_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="num_slots=0"):
         MAKE[name](0)
     assert policy.victims(0, np.zeros(2, np.bool_), 3) == []
+
+
+def tiers(shop: Shop, seed: int) -> set[int]:
+    """Demote, promote and insert at random, as a store would; which slots are demoted."""
+    rng = random.Random(seed)
+    nothing = np.zeros(shop.policy.num_slots, np.bool_)
+    demoted: set[int] = set()
+    names: dict[int, str] = {}
+    for _ in range(rng.randrange(1, 6)):
+        for victim in shop.policy.victims(rng.randrange(6), nothing, shop.now_ns):
+            shop.policy.demote(victim.slot)
+            demoted.add(victim.slot)
+        for slot in rng.sample(sorted(demoted), min(len(demoted), rng.randrange(3))):
+            shop.policy.promote(slot)
+            demoted.discard(slot)
+        if demoted and rng.random() < 0.3:
+            names = {slot: key for key, slot in shop.slot_of.items()}
+            slot = rng.choice(sorted(demoted))
+            shop.remove(names[slot], evicted=rng.random() < 0.5)
+            demoted.discard(slot)
+        shop.wait(rng.expovariate(0.1))
+    return demoted
+
+
+@every_policy
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_tiers_are_chosen_from_apart_and_demoted_blocks_keep_none_that_is_not(
+    name: str, seed: int, count: int
+) -> None:
+    shop = busy_shop(name, 40, seed, 60)
+    demoted = tiers(shop, seed)
+    nothing = np.zeros(40, np.bool_)
+    held = shop.policy.held()
+    first = [v.slot for v in shop.policy.victims(count, nothing, shop.now_ns)]
+    second = [v.slot for v in shop.policy.victims(count, nothing, shop.now_ns, demoted=True)]
+    assert set(first) <= held - demoted
+    assert set(second) <= demoted
+    assert len(first) == min(count, len(held - demoted))
+    assert len(second) == min(count, len(demoted))
+    gone: set[int] = set()
+    for slot in first:
+        assert children(shop, slot) - demoted <= gone
+        gone.add(slot)
+    gone.clear()
+    # Those that stand before blocks which are not demoted come last.
+    before_others = ancestors_of(shop, held - demoted)
+    free = [slot for slot in second if slot not in before_others]
+    assert second[: len(free)] == free
+    for slot in free:
+        assert children(shop, slot) <= gone
+        gone.add(slot)
+
+
+def children(shop: Shop, slot: int) -> set[int]:
+    parents = shop.policy._parent
+    return {other for other in shop.policy.held() if parents[other] == slot}
+
+
+def ancestors_of(shop: Shop, slots: set[int]) -> set[int]:
+    found = set()
+    for slot in slots:
+        parent = int(shop.policy._parent[slot])
+        while parent != NO_SLOT:
+            found.add(parent)
+            parent = int(shop.policy._parent[parent])
+    return found
+
+
+@every_policy
+def test_what_is_known_of_a_block_goes_with_it(name: str) -> None:
+    policy = MAKE[name](4)
+    nothing = np.zeros(4, np.bool_)
+    accesses = np.zeros(4, np.uint64)
+    for slot in range(4):
+        accesses[slot] = SECOND
+        policy.insert(slot, f"k{slot}", NO_SLOT, 128, SECOND)
+    accesses[1] = accesses[3] = 20 * SECOND
+    policy.observe(accesses)
+    for slot in range(4):
+        policy.demote(slot)
+    order = [v.slot for v in policy.victims(4, nothing, 30 * SECOND, demoted=True)]
+    assert set(order[:2]) == {0, 2}
+    policy.promote(0)
+    policy.promote(1)
+    assert [v.slot for v in policy.victims(4, nothing, 30 * SECOND)] == [0, 1]
+    with pytest.raises(ValueError, match="slot 0 is not held where"):
+        policy.promote(0)
