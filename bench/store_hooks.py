@@ -37,7 +37,7 @@ def truncate(store: KVStore, truncates: bool) -> None:
 def jump(store: KVStore, monotonic_s: float, wall_s: float) -> None:
     """Let the clocks of the store's process jump."""
     shifted_clock.jump(monotonic_s, wall_s)
-    store._server._core._now_ns = time.monotonic_ns
+    store._server._core.now_ns = time.monotonic_ns
     store._transfers._lending._now_s = time.monotonic
     store._transfers.routes._now_s = time.monotonic
 

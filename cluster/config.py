@@ -59,12 +59,19 @@ def parse_bytes(value: object) -> int:
     return num_bytes
 
 
+def _parse_bytes_or_none(value: object) -> int:
+    """As `parse_bytes`, but 0 is a size too."""
+    off = value == "0" or (value == 0 and not isinstance(value, bool))
+    return 0 if off else parse_bytes(value)
+
+
 def _check_policy(value: str) -> str:
     parse_policy(value)
     return value
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+ByteSizeOrNone = Annotated[int, BeforeValidator(_parse_bytes_or_none)]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]
 
 
@@ -162,6 +169,9 @@ class RelayConfig(_Strict):
     Attributes:
         enabled: False gives every agent a plain engine.
         capacity_bytes: shared memory of each node's store, such as `2GiB`.
+        encoded_bytes: memory of each node's store, besides, for blocks that `capacity_bytes` has
+            no room for: a quarter shorter, and slower to load. None by default: whoever has sized
+            a machine or a container for the one must not find it full hours later.
         policy: `always`, `never` or `min_tokens:N`.
         load_deadline_s: a load that takes longer is given up and recomputed.
         max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
@@ -171,6 +181,7 @@ class RelayConfig(_Strict):
 
     enabled: bool = True
     capacity_bytes: ByteSize = 2 * 2**30
+    encoded_bytes: ByteSizeOrNone = 0
     policy: PolicyName = "always"
     load_deadline_s: float = Field(default=2.0, gt=0)
     max_loads_in_flight: int = Field(default=8, ge=1)
@@ -182,6 +193,7 @@ class RelayConfig(_Strict):
         return RelaySettings(
             policy=self.policy,
             capacity_bytes=self.capacity_bytes,
+            encoded_bytes=self.encoded_bytes,
             load_deadline_s=self.load_deadline_s,
             max_loads_in_flight=self.max_loads_in_flight,
             transport=self.transport,

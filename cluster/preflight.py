@@ -64,7 +64,7 @@ def check_memory(config: ClusterConfig, available: int | None = None) -> None:
         raise LifecycleError(
             f"about {needed / GIB:.1f} GiB of memory are needed for {len(config.agents)} agents "
             f"and the KV store, but {free / GIB:.1f} GiB are free; run fewer agents, or lower "
-            "relay.capacity_bytes or engine_kwargs.kv_cache_memory_bytes"
+            "relay.capacity_bytes, relay.encoded_bytes or engine_kwargs.kv_cache_memory_bytes"
         )
 
 
@@ -72,7 +72,8 @@ def needed_bytes(config: ClusterConfig) -> int:
     """Rough memory of Ray, the store and every CPU engine at start."""
     engines = sum(_engine_bytes(config, a) for a in config.agents if a.num_gpus == 0)
     relays = any(config.relays(agent) for agent in config.agents)
-    return RAY_BYTES + engines + (config.relay.capacity_bytes if relays else 0)
+    store = config.relay.capacity_bytes + config.relay.encoded_bytes
+    return RAY_BYTES + engines + (store if relays else 0)
 
 
 def _engine_bytes(config: ClusterConfig, agent: AgentConfig) -> int:

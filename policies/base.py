@@ -17,7 +17,8 @@ class Candidate:
     """One place that holds KV beyond the local hit.
 
     Attributes:
-        place: where: `arena` is this node's arena.
+        place: the slowest place that KV comes from: `arena`, this node's shared memory;
+            `encoded`, this node's encoded blocks; `nodes`, other nodes.
         num_tokens: reusable tokens beyond the local hit.
         num_bytes: bytes that have to be moved for them.
     """

@@ -38,7 +38,7 @@ class Reason(StrEnum):
     LOAD_FAULT = "load_fault"  # an error while copying, caught
     LOAD_CANCELLED = "load_cancelled"  # the client left while loading
     TRANSFER_FAILED = "transfer_failed"  # another node could not be read from
-    SOURCE_LOST = "source_lost"  # the other node no longer holds a block
+    SOURCE_LOST = "source_lost"  # nobody holds a block any more that was there at look-up
     NO_ROOM = "no_room"  # this node's store has no slot for what comes in
 
 

@@ -77,13 +77,15 @@ class KVDirectory:
 
 
 class KVStore:
-    """Owner of a node's arena; serves engines on its socket, and other nodes' stores."""
+    """Owner of a node's blocks; serves engines on its socket, and other nodes' stores."""
 
-    def __init__(self, address: str, capacity_bytes: int, node_id: str, routes: Routes) -> None:
-        memory.require_capacity(capacity_bytes, memory.available_bytes())
+    def __init__(
+        self, address: str, capacity_bytes: int, encoded_bytes: int, node_id: str, routes: Routes
+    ) -> None:
+        memory.require_capacity(capacity_bytes, encoded_bytes, memory.available_bytes())
         self._node_id = node_id
         self._changed = threading.Event()
-        core = StoreCore(capacity_bytes, time.monotonic_ns)
+        core = StoreCore(capacity_bytes, time.monotonic_ns, encoded_bytes)
         self._catalog = Catalog(core.incarnation)
         self._server = StoreServer(core, address, self._catalog, self._changed.set)
         self._transfers = Transfers(
@@ -235,7 +237,7 @@ def ensure_store(settings: RelaySettings) -> StoreHandle:
     actor = (
         ray.remote(KVStore)
         .options(name=store_name(node_id), scheduling_strategy=here, max_concurrency=8, **common)
-        .remote(address, settings.capacity_bytes, node_id, routes)
+        .remote(address, settings.capacity_bytes, settings.encoded_bytes, node_id, routes)
     )
     try:
         ray.get(actor.ready.remote(), timeout=START_TIMEOUT_S)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from kvrelay.relay import index
 from kvrelay.relay.arena import Slab, SlotHeader
+from kvrelay.relay.catalog import ELSEWHERE
 from kvrelay.relay.keys import BlockKey, child_key, common_prefix_tokens, pack_tokens
 from kvrelay.relay.protocol import MAX_FETCH_KEYS
 
@@ -61,29 +62,44 @@ class Match:
 
     Attributes:
         headers: slots to copy, in block order from the first missing block.
-        elsewhere: positions in `headers` of blocks that other nodes hold, not this one.
+        absent: positions in `headers` of blocks that are not in this node's arena.
         num_tokens: tokens of the whole prefix that the engine has after loading them.
         tail_tokens: how many of those come from a block that is not taken whole.
     """
 
     headers: tuple[SlotHeader, ...]
-    elsewhere: frozenset[int]
+    absent: frozenset[int]
     num_tokens: int
     tail_tokens: int
 
     @property
     def local(self) -> list[SlotHeader]:
-        """Slots of this node."""
-        return [h for n, h in enumerate(self.headers) if n not in self.elsewhere]
+        """Slots of this node's arena."""
+        return [h for n, h in enumerate(self.headers) if n not in self.absent]
 
-    def here(self, first_token: int, block_tokens: int) -> "Match | None":
-        """The part in front of the first block that other nodes hold; None if it is empty."""
-        count = min(self.elsewhere, default=len(self.headers))
-        if count == len(self.headers):
-            return self
-        if not count:
-            return None
-        return Match(self.headers[:count], frozenset(), first_token + count * block_tokens, 0)
+    @property
+    def place(self) -> str:
+        """The slowest place that a block comes from: `nodes`, `encoded` or `arena`."""
+        if self._elsewhere:
+            return "nodes"
+        return "encoded" if self.absent else "arena"
+
+    def parts(self, first_token: int, block_tokens: int) -> "list[Match]":
+        """What there is to choose from, longest first: all of it, and what stands in front of
+        the first block of other nodes, and of the first that is not in the arena."""
+        parts = [self]
+        for missing in (self._elsewhere, self.absent):
+            count = min(missing, default=len(self.headers))
+            if 0 < count < len(parts[-1].headers):
+                num_tokens = first_token + count * block_tokens
+                absent = frozenset(n for n in self.absent if n < count)
+                parts.append(Match(self.headers[:count], absent, num_tokens, 0))
+        return parts
+
+    @property
+    def _elsewhere(self) -> list[int]:
+        """Positions of blocks that other nodes alone hold."""
+        return [n for n in self.absent if self.headers[n].checksum == ELSEWHERE]
 
 
 def match(
@@ -97,11 +113,11 @@ def match(
 
     Whole blocks are found by key. Behind the last of them, among the blocks that come after
     it, the one that shares most leading tokens is taken, be it a tail or a full block: KV
-    of a position depends on no later token. This reuses more than vLLM's own prefix hit. Of
-    other nodes no more blocks are taken than one fetch may ask for.
+    of a position depends on no later token. This reuses more than vLLM's own prefix hit. No
+    more blocks that are not in the arena are taken than one fetch may ask for.
 
     Args:
-        places: what this node holds, and the catalog of what others do, taken second.
+        places: the arena, and the catalog of what else can be had, taken second.
         chain: of `token_ids`.
         token_ids: the sequence.
         num_local: tokens the engine has, whole blocks.
@@ -116,16 +132,16 @@ def match(
     first = num_local // size
     full = max_tokens // size
     headers: list[SlotHeader] = []
-    elsewhere: set[int] = set()
+    absent: set[int] = set()
     for number in range(first, full):
         chain.extend(token_ids, number + 1)
         header = index.find(slab, chain.key(number))
         if header is None:
-            more = len(elsewhere) < MAX_FETCH_KEYS
+            more = len(absent) < MAX_FETCH_KEYS
             header = index.find(catalog, chain.key(number)) if more else None
             if header is None:
                 break
-            elsewhere.add(len(headers))
+            absent.add(len(headers))
         headers.append(header)
     number = first + len(headers)
     chain.extend(token_ids, number)
@@ -135,17 +151,17 @@ def match(
     if wanted > 0 and not chain.extra(number):
         tokens = pack_tokens(token_ids[num_tokens : num_tokens + wanted])
         best: SlotHeader | None = None
-        for place in places if len(elsewhere) < MAX_FETCH_KEYS else places[:1]:
+        for place in places if len(absent) < MAX_FETCH_KEYS else places[:1]:
             for header in index.children(place, chain.parent(number)):
                 shared = common_prefix_tokens(tokens, place.tokens(header))
                 # Those are another block's if the slot was given away since its header was read.
                 if shared > tail_tokens and place.state(header.slot) == header.state:
                     best, tail_tokens = header, shared
-                    elsewhere -= {len(headers)}
+                    absent -= {len(headers)}
                     if place is catalog:
-                        elsewhere.add(len(headers))
+                        absent.add(len(headers))
         if best is not None:
             headers.append(best)
     if not headers:
         return None
-    return Match(tuple(headers), frozenset(elsewhere), num_tokens + tail_tokens, tail_tokens)
+    return Match(tuple(headers), frozenset(absent), num_tokens + tail_tokens, tail_tokens)

@@ -1,11 +1,13 @@
-"""What other nodes' stores hold, in this node's shared memory, for engines to look up.
+"""What can be had beside the arena, in this node's shared memory, for engines to look up.
 
-A catalog is a slab (arena.py) whose slots hold no KV: the same tables, headers and tokens,
-so that a prompt is matched against other nodes by the code that matches it against this one,
-without a message. A prompt that nobody has seen costs no round trip.
+That is what this node holds encoded, and what other nodes' stores hold. A catalog is a slab
+(arena.py) whose slots hold no KV: the same tables, headers and tokens, so that a prompt is
+matched against them by the code that matches it against the arena, without a message. A prompt
+that nobody has seen costs no round trip.
 
-Only the store writes. What the catalog says is a hint: the node that is named may have lost
-the block meanwhile, and then the load is a miss.
+Only the store writes. What the catalog says is a hint: whoever is named may have lost the block
+meanwhile, and then the load is a miss. The checksum of a block that other nodes alone hold is
+`ELSEWHERE`: that is how engines tell it from one that is encoded here.
 """
 
 import threading
@@ -17,6 +19,7 @@ from kvrelay.relay.index import IndexWriter
 from kvrelay.relay.keys import TOKEN_BYTES
 
 MAX_BLOCKS = 65_536  # of one block size; about 1 KB each, taken as they come
+ELSEWHERE = bytes(16)
 
 
 @dataclass(slots=True)
@@ -34,7 +37,10 @@ class _Known:
 
 
 class Catalog:
-    """Blocks of other nodes, and which nodes those are. Safe for several threads."""
+    """Blocks of other nodes, which nodes those are, and what is encoded here.
+
+    Safe for several threads.
+    """
 
     def __init__(self, incarnation: bytes, max_blocks: int = MAX_BLOCKS) -> None:
         """`incarnation` is the store's own: engines see both go together."""
@@ -43,6 +49,7 @@ class Catalog:
         self._lock = threading.Lock()
         self._tables: dict[int, _Table] = {}
         self._known: dict[bytes, _Known] = {}
+        self._encoded: dict[bytes, tuple[PublishedBlock, bytes]] = {}  # with its checksum
         self._held: dict[str, set[bytes]] = {}
         self._transports: dict[str, tuple[str, ...]] = {}
         self.not_listed = 0  # blocks for which there was no room
@@ -61,8 +68,21 @@ class Catalog:
             for batch in changes.batches:
                 self._apply(batch)
 
+    def show_encoded(self, block: PublishedBlock, checksum: bytes) -> None:
+        """See `Listing`."""
+        with self._lock:
+            self._encoded[block.key] = block, checksum
+            self._show(block)
+
+    def hide_encoded(self, key: bytes) -> None:
+        """See `Listing`."""
+        with self._lock:
+            encoded = self._encoded.pop(key, None)
+            if encoded is not None:
+                self._show(encoded[0])
+
     def clear(self) -> None:
-        """Forget everything: the directory has been out of reach for too long."""
+        """Forget all other nodes: the directory has been out of reach for too long."""
         with self._lock:
             for node_id in list(self._held):
                 self._forget(node_id)
@@ -104,8 +124,10 @@ class Catalog:
             slab = Slab.create(SlabGeometry(1, block_tokens, self._max_blocks), self._incarnation)
             table = _Table(slab, IndexWriter(slab), list(range(self._max_blocks - 1, -1, -1)))
             self._tables[block_tokens] = table
-            for key in self._known:
-                self._show(key)
+            for known in self._known.values():
+                self._show(known.block)
+            for block, _ in self._encoded.values():
+                self._show(block)
         return table
 
     def _apply(self, batch: Batch) -> None:
@@ -123,10 +145,10 @@ class Catalog:
                 held.add(block.key)
                 known = self._known.setdefault(block.key, _Known(block, []))
                 known.nodes.append(batch.node_id)
-                self._show(block.key)
+                self._show(block)
         if not readable:
             for key in held:
-                self._show(key)
+                self._show(self._known[key].block)
 
     def _forget(self, node_id: str) -> None:
         for key in list(self._held.get(node_id, ())):
@@ -141,30 +163,40 @@ class Catalog:
         held.discard(key)
         known = self._known[key]
         known.nodes.remove(node_id)
-        self._show(key)
+        self._show(known.block)
         if not known.nodes:
             del self._known[key]
 
-    def _show(self, key: bytes) -> None:
-        """Let engines see a block if some node that has it can be read from, else not."""
-        known = self._known[key]
-        table = self._tables.get(known.block.block_tokens)
+    def _show(self, block: PublishedBlock) -> None:
+        """Let engines see a block as it can be had now, or not at all."""
+        table = self._tables.get(block.block_tokens)
         if table is None:
             return
-        readable = any(self._transports.get(node_id) for node_id in known.nodes)
-        if readable and key not in table.slots:
-            self._list(table, known.block)
-        elif not readable and key in table.slots:
-            self._unlist(table, key)
+        checksum = self._checksum(block.key)
+        if block.key in table.slots:
+            listed = table.slab.read_header(table.slots[block.key])
+            if listed is not None and listed.checksum == checksum:
+                return
+            self._unlist(table, block.key)
+        if checksum is not None:
+            self._list(table, block, checksum)
 
-    def _list(self, table: _Table, block: PublishedBlock) -> None:
+    def _checksum(self, key: bytes) -> bytes | None:
+        """The checksum that a block is listed with; None if it cannot be had."""
+        if key in self._encoded:
+            return self._encoded[key][1]
+        known = self._known.get(key)
+        readable = known is not None and any(self._transports.get(n) for n in known.nodes)
+        return ELSEWHERE if readable else None
+
+    def _list(self, table: _Table, block: PublishedBlock, checksum: bytes) -> None:
         num_tokens, rest = divmod(len(block.tokens), TOKEN_BYTES)
         if not table.free or rest or not 0 < num_tokens <= block.block_tokens:
             self.not_listed += 1
             return
         slot = table.free.pop()
         sealed = table.slab.state(slot) | 1
-        header = SlotHeader(slot, sealed, block.key, block.parent, bytes(16), num_tokens)
+        header = SlotHeader(slot, sealed, block.key, block.parent, checksum, num_tokens)
         table.slab.write_header(header, block.tokens)
         table.slab.set_state(slot, sealed)
         table.index.insert(header)

@@ -1,14 +1,15 @@
-"""One fetch: blocks that an engine of this node waits for, read from other nodes' stores.
+"""One fetch: blocks that an engine of this node waits for and that are not in the arena.
 
-Lives in the transfer thread (transfer.py). `advance` is called over and over and never waits
-for anything but the store's own thread.
+They are decoded, if this node holds them encoded, or read from other nodes' stores. Lives in the
+transfer thread (transfer.py). `advance` is called over and over and never waits for anything but
+the store's own thread.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ from kvrelay.relay import index, protocol
 from kvrelay.relay.arena import Slab, SlotHeader
 from kvrelay.relay.codecs.base import NAMES as CODECS
 from kvrelay.relay.codecs.raw import RawCodec
+from kvrelay.relay.encoded import EncodedBlock
 from kvrelay.relay.keys import BlockKey
-from kvrelay.relay.lending import GRACE_S, LentBlock
-from kvrelay.relay.read import ENCODED_BLOCKS, Read, ReadFailed
+from kvrelay.relay.lending import ENCODED_BLOCKS, GRACE_S, LentBlock
+from kvrelay.relay.read import Read, ReadFailed
 from kvrelay.relay.routes import Way
 from kvrelay.relay.store import Entry, Refusal, StoreCore
 from kvrelay.relay.transports.base import TransferError
@@ -35,7 +37,9 @@ LOOK_AGAIN_S = 0.01  # whether somebody still writes what a fetch waits for
 class _Totals:
     sources: dict[str, None] = field(default_factory=dict)
     ways: dict[tuple[Way, str], None] = field(default_factory=dict)
+    codecs: dict[str, None] = field(default_factory=dict)
     num_bytes: int = 0
+    decoded_bytes: int = 0
     wire_bytes: int = 0
     queue_s: float = 0.0
 
@@ -53,6 +57,7 @@ class Fetch:
         self._begun_s = time.perf_counter()
         self._keys = list(dict.fromkeys(message.keys))
         self._granted: dict[bytes, int] = {}
+        self._encoded: dict[bytes, EncodedBlock] = {}  # granted ones to decode, pinned
         self._elsewhere: set[bytes] = set()  # somebody here is writing them
         self._looked_s = self._begun_s
         self._leased: list[int] = []
@@ -79,15 +84,12 @@ class Fetch:
             return
         self._look_elsewhere()
         for read in list(self._reads):
-            if read.complete or read.given_up:
-                continue
-            try:
-                self._commit(read, read.advance(self._t, self._left_s()))
-            except (ReadFailed, TransferError) as error:
-                self._failed(read, error)
-            if read.complete:
-                self._over(read)
-        if all(read.complete for read in self._reads) and not self._elsewhere:
+            if not read.complete and not read.given_up:
+                self._advance(read)
+        for key in list(self._encoded)[:ENCODED_BLOCKS]:  # then others have their turn
+            self._decode(key)
+        reading = not all(read.complete for read in self._reads)
+        if not (reading or self._encoded or self._elsewhere):
             self._finish(self._cut)
 
     def cancel(self) -> None:
@@ -126,6 +128,7 @@ class Fetch:
         left_out = [key for key in wanted if key not in self._granted]
         if not refused.get(Refusal.FULL):
             self._elsewhere = set(left_out)
+            self._pin(core, self._granted)
             return None
         # Some are full, some being written: without asking which, none is waited for.
         first = self._keys.index(left_out[0])
@@ -133,7 +136,16 @@ class Fetch:
         slots = [self._granted.pop(key) for key in surplus]
         core.abort(self._t.own_id(core), self._slab_id, slots)
         self._keys = self._keys[:first]
+        self._pin(core, self._granted)
         return Reason.NO_ROOM
+
+    def _pin(self, core: StoreCore, keys: Iterable[bytes]) -> None:
+        """In the store's thread: have those of granted blocks stay that are encoded here."""
+        now_ns = time.monotonic_ns()
+        for key in keys:
+            block = core.pin_encoded(self._slab_id, key, now_ns)
+            if block is not None:
+                self._encoded[key] = block
 
     def _lease(self, core: StoreCore, headers: Sequence[SlotHeader]) -> None:
         """In the store's thread: lease sealed slots for the client and say that they are there."""
@@ -149,7 +161,7 @@ class Fetch:
 
     def _plan(self) -> Reason | None:
         """Divide what is to be read among sources; what nobody has is given up."""
-        coming = {key for read in self._reads for key in read.keys}
+        coming = {key for read in self._reads for key in read.keys} | self._encoded.keys()
         keys = [key for key in self._keys if key in self._granted and key not in coming]
         offered = self._t.catalog.nodes()
         mine = tuple(self._t.transports)
@@ -180,8 +192,7 @@ class Fetch:
         if not lost:
             return None
         self._abort(lost)
-        self._keys = self._keys[: self._keys.index(lost[0])]
-        self._elsewhere &= set(self._keys)
+        self._trim(self._keys.index(lost[0]))
         return Reason.SOURCE_LOST
 
     def _read(self, node_id: str, peer: Peer, way: Way, keys: list[bytes]) -> None:
@@ -214,7 +225,8 @@ class Fetch:
             self._looked_s = now_s
             no_room = self._t.server.call(self._take_over)
             if cut := self._plan() or no_room:
-                self._cut_at(len(self._keys), cut)
+                self._trim(len(self._keys))
+                self._cut = self._cut or cut
 
     def _take_over(self, core: StoreCore) -> Reason | None:
         """In the store's thread: reserve what its writer has given up, to read it oneself."""
@@ -228,6 +240,7 @@ class Fetch:
         ]
         granted, _ = core.reserve(self._t.own_id(core), slab_id, given_up)
         self._granted.update(granted)
+        self._pin(core, [key for key, _ in granted])
         self._elsewhere -= {key for key, _ in granted}
         if len(granted) == len(given_up):
             return None
@@ -236,11 +249,46 @@ class Fetch:
         self._elsewhere &= set(self._keys)
         return Reason.NO_ROOM
 
-    def _commit(self, read: Read, good: list[tuple[int, LentBlock]]) -> None:
-        if not good:
-            return
-        entries = [Entry(slot, b.key, b.parent, b.tokens, b.checksum) for slot, b in good]
+    def _advance(self, read: Read) -> None:
+        good: list[tuple[int, LentBlock]] = []
+        failure: ReadFailed | TransferError | None = None
+        try:
+            good = read.advance(self._t, self._left_s())
+        except (ReadFailed, TransferError) as error:
+            failure = error
+        self._reads += read.take_rest()
+        if good:
+            self._commit([Entry(slot, *_content(block)) for slot, block in good])
+            num_bytes = read.slab.geometry.slot_bytes * len(good)
+            self._totals.num_bytes += num_bytes
+            self._t.counters["fetched_blocks"] += len(good)
+            self._t.counters["fetched_bytes"] += num_bytes
+        if failure is not None:
+            self._failed(read, failure)
+        if read.complete:
+            self._over(read)
 
+    def _decode(self, key: bytes) -> None:
+        """Bring a block into its slot that this node holds encoded."""
+        block, slab = self._encoded.get(key), self._slab
+        if block is None or slab is None:
+            return  # what came before it was damaged
+        slot, num_bytes = self._granted[key], slab.geometry.slot_bytes
+        if block.decode_to(slab.data(slot), self._t.room(num_bytes)):
+            self._commit([Entry(slot, *_content(block))])
+            self._totals.decoded_bytes += num_bytes
+            self._totals.codecs[block.codec] = None
+            self._t.counters["decoded_blocks"] += 1
+            self._unpin([key])
+            return
+        self._t.counters[f"failed_{Reason.LOAD_CORRUPT}"] += 1
+        logger.error("an encoded block is damaged and dropped")
+        self._unpin([key])
+        self._t.server.call(lambda core: core.drop([key]))
+        if self._plan() is not None:  # it comes from no other place either
+            self._cut = self._cut or Reason.LOAD_CORRUPT
+
+    def _commit(self, entries: list[Entry]) -> None:
         def commit(core: StoreCore) -> None:
             core.commit(self._t.own_id(core), self._slab_id, entries)
             held = [core.held(self._slab_id, entry.key) for entry in entries]
@@ -249,10 +297,6 @@ class Fetch:
         self._t.server.call(commit)
         for entry in entries:
             del self._granted[entry.key]
-        size = read.slab.geometry.slot_bytes
-        self._totals.num_bytes += size * len(entries)
-        self._t.counters["fetched_blocks"] += len(entries)
-        self._t.counters["fetched_bytes"] += size * len(entries)
 
     def _over(self, read: Read) -> None:
         """A read has ended, well or not: count it."""
@@ -267,6 +311,7 @@ class Fetch:
             path = self._t.transports[read.way.transport].path(read.lent.offer)
             totals.sources[read.node_id] = None
             totals.ways[read.way, path] = None
+            totals.codecs[read.way.codec] = None
         if read.ended_s is not None:
             num_bytes = len(read.keys) * read.slab.geometry.slot_bytes
             seconds = read.ended_s - read.asked_s
@@ -294,18 +339,31 @@ class Fetch:
             rest = [key for key in rest if key not in self._granted]  # its beginning may come
         lost = set(rest)
         gap = next((n for n, key in enumerate(self._keys) if key in lost), len(self._keys))
-        self._cut_at(gap, reason)
+        self._trim(gap)
+        self._cut = self._cut or reason
 
-    def _cut_at(self, gap: int, reason: Reason) -> None:
-        """Give up what lies behind a gap: it is of no use to the client."""
-        self._keys = self._keys[:gap]
-        wanted = set(self._keys)
+    def _trim(self, count: int) -> None:
+        """Give up what lies behind the first `count` blocks: of no use to the client any more."""
+        self._keys = self._keys[:count]
+        left = set(self._keys)
         for read in list(self._reads):
-            if read.keys[0] not in wanted and not read.complete:
+            if read.keys[0] not in left and not read.complete:
                 self._give_back(read)
                 self._reads.remove(read)
-        self._elsewhere &= wanted
-        self._cut = self._cut or reason
+        self._elsewhere &= left
+        behind = [key for key in self._encoded if key not in left]
+        self._unpin(behind)
+        self._abort(behind)
+
+    def _unpin(self, keys: Sequence[bytes]) -> None:
+        blocks = [self._encoded.pop(key) for key in keys]
+
+        def unpin(_: StoreCore) -> None:
+            for block in blocks:
+                block.unpin()
+
+        if blocks:
+            self._t.server.call(unpin)
 
     def _suspect(self, read: Read) -> None:
         """A source that was asked did not deliver; or, if it did answer, the transport."""
@@ -355,6 +413,7 @@ class Fetch:
 
     def _finish(self, failure: Reason | None) -> None:
         self.ended = True
+        self._unpin(list(self._encoded))
         self._abort(list(self._granted))
         totals = self._totals
         ended = protocol.FetchEnded(
@@ -363,10 +422,15 @@ class Fetch:
             sources=tuple(totals.sources),
             transport=",".join(dict.fromkeys(way.transport for way, _ in totals.ways)),
             path=",".join(dict.fromkeys(path for _, path in totals.ways)),
-            codec=",".join(dict.fromkeys(way.codec for way, _ in totals.ways)),
+            codec=",".join(totals.codecs),
             num_bytes=totals.num_bytes,
+            decoded_bytes=totals.decoded_bytes,
             wire_bytes=totals.wire_bytes,
             queue_s=totals.queue_s,
-            transfer_s=time.perf_counter() - self._begun_s if totals.num_bytes else 0.0,
+            transfer_s=time.perf_counter() - self._begun_s if totals.codecs else 0.0,
         )
         self._t.server.call(lambda _: self._t.server.push(self.client_id, ended))
+
+
+def _content(block: EncodedBlock | LentBlock) -> tuple[bytes, bytes, bytes, bytes]:
+    return block.key, block.parent, block.tokens, block.checksum

@@ -1,18 +1,22 @@
 """The source's side of a read between nodes: lease blocks, offer their memory, take it back.
 
-With a codec the blocks are first encoded, into memory of their own, by the thread that
-answers the reader; so a source encodes the next blocks while the last are on the wire.
+Raw blocks are offered where they are, in the arena. Whatever is not there in the form that the
+reader wants is first brought into that form, in cells of their own, by the thread that answers
+the reader; so a source encodes the next blocks while the last are on the wire. Blocks that it
+holds encoded are offered as they are, in cells too, unless the reader wants another form.
 """
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from kvrelay.relay.arena import Slab, SlotHeader
-from kvrelay.relay.codecs.base import Codec, codec
+from kvrelay.relay.arena import Slab
+from kvrelay.relay.codecs.base import codec
 from kvrelay.relay.codecs.raw import RawCodec
+from kvrelay.relay.encoded import EncodedBlock
 from kvrelay.relay.errors import RelayError
 from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.scratch import Scratch
@@ -20,11 +24,14 @@ from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
 from kvrelay.relay.transports.base import Offer, Span, TransferError, Transport
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # A reader that died leaves its offer open; one that is late may still be reading.
 GRACE_S = 1.0
 MAX_LENT = 64
 OUTBOX_WAIT_S = 1.0
+# Blocks that need cells come in several reads, so that encoding, wire and decoding overlap.
+ENCODED_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +73,55 @@ class Lent:
         blocks: a prefix of what was asked.
         offer: spans of the blocks, in order; None if there is no block.
         refusal: why there is nothing, where it is not that the blocks are not held.
+        more: more of what was asked is held; to be asked for again, since it needs cells.
     """
 
     blocks: tuple[LentBlock, ...]
     offer: Offer | None
     refusal: str = ""
+    more: bool = False
 
 
-_Leased = tuple[Slab, LeaseRow, list[SlotHeader], list[LentBlock]]
+@dataclass(slots=True)
+class _Held:
+    """What is held of what was asked, in order: leased slots, and pinned encodings."""
+
+    slab: Slab
+    row: LeaseRow
+    blocks: list[LentBlock]
+    sources: list[int | EncodedBlock]
+    more: bool = False
+
+    @property
+    def slots(self) -> list[int]:
+        return [source for source in self.sources if isinstance(source, int)]
+
+    @property
+    def encoded(self) -> list[EncodedBlock]:
+        return [source for source in self.sources if isinstance(source, EncodedBlock)]
+
+    def unlease(self) -> None:
+        """In the store's thread, once."""
+        self.row.release_all(self.slots)
+
+    def unpin(self) -> None:
+        """In the store's thread, once."""
+        for block in self.encoded:
+            block.unpin()
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """Where blocks are in the form that the reader wants: slots, or cells of a scratch."""
+
+    spans: list[Span]
+    scratch: Scratch | None = None
+    cells: tuple[int, ...] = ()
+    damaged: EncodedBlock | None = None  # what ended it early
+
+    def give_back(self) -> None:
+        if self.scratch is not None:
+            self.scratch.give_back(list(self.cells))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,33 +172,48 @@ class Lending:
         if len(self._loans) >= MAX_LENT:
             return Lent((), None, f"{MAX_LENT} loans are open already")
         until_s = self._now_s() + ask.seconds + GRACE_S
-        leased = self._server.call(lambda core: self._lease(core, ask, until_s))
-        if leased is None:
+        held = self._server.call(lambda core: self._lease(core, ask, until_s))
+        if held is None:
             return Lent((), None)
-        slab, row, headers, blocks = leased
-        slots = [header.slot for header in headers]
-
-        def unlease() -> None:
-            self._server.call(lambda _: row.release_all(slots))
-
-        region = Span(slab.address(0), slab.geometry.stride_bytes * slab.geometry.num_slots)
-        release: Callable[[], None] = unlease
+        in_slots = False  # whether slots themselves are offered, which must stay then
         try:
-            if ask.codec == RawCodec.name:
-                spans = [Span(slab.address(slot), slab.geometry.slot_bytes) for slot in slots]
-            else:
-                scratch = self._hub.outbox(slab.geometry.slot_bytes)
-                region, cells = scratch.region, list[int]()
-                try:
-                    cells, spans = _encode(codec(ask.codec), scratch, slab, slots)
-                finally:  # once, whatever follows: others may have leased the same slots
-                    unlease()
-                    release = partial(scratch.give_back, cells)
-            offer = self._hub.run(lambda: self._offer(transport, region, spans, until_s, release))
+            filled = _fill(ask.codec, held, partial(self._hub.outbox, ask.slot_bytes))
+            in_slots = ask.codec == RawCodec.name
+        except RelayError as error:
+            return Lent((), None, str(error))
+        finally:
+            if held.encoded:
+                self._server.call(lambda _: held.unpin())
+            if not in_slots:
+                self._server.call(lambda _: held.unlease())
+
+        def release() -> None:
+            filled.give_back()
+            if in_slots:
+                self._server.call(lambda _: held.unlease())
+
+        damaged, slab = filled.damaged, held.slab
+        if damaged is not None:
+            logger.error("an encoded block is damaged and dropped")
+            self._server.call(lambda core: core.drop([damaged.key]))
+        if not filled.spans:
+            release()
+            return Lent((), None)
+        regions = []
+        if in_slots:
+            size = slab.geometry.stride_bytes * slab.geometry.num_slots
+            regions.append(Span(slab.address(0), size))
+        if filled.scratch is not None:
+            regions.append(filled.scratch.region)
+        try:
+            offer = self._hub.run(
+                lambda: self._offer(transport, regions, filled.spans, until_s, release)
+            )
         except (RelayError, TimeoutError) as error:
             release()
             return Lent((), None, str(error))
-        return Lent(tuple(blocks), offer)
+        blocks = tuple(held.blocks[: len(filled.spans)])
+        return Lent(blocks, offer, more=held.more and damaged is None)
 
     def lend_cells(
         self, transport: str, scratch: Scratch, count: int, num_bytes: int, seconds: float
@@ -166,7 +229,9 @@ class Lending:
         try:
             return Lent(
                 (),
-                self._hub.run(lambda: self._offer(mover, scratch.region, spans, until_s, release)),
+                self._hub.run(
+                    lambda: self._offer(mover, [scratch.region], spans, until_s, release)
+                ),
             )
         except (RelayError, TimeoutError) as error:
             release()
@@ -186,57 +251,93 @@ class Lending:
             if now_s > loan.until_s:
                 self.take_back(transport, number)
 
-    def _lease(self, core: StoreCore, ask: Ask, until_s: float) -> _Leased | None:
+    def _lease(self, core: StoreCore, ask: Ask, until_s: float) -> _Held | None:
         """In the store's thread."""
         slab_id = core.find_slab(ask.slot_bytes, ask.block_tokens)
         if slab_id is None:
             return None
-        slab, row = core.slab(slab_id), self._hub.leases(core, slab_id)
-        headers: list[SlotHeader] = []
+        held = _Held(core.slab(slab_id), self._hub.leases(core, slab_id), [], [])
         for key in ask.keys:
+            now_ns = time.monotonic_ns() - len(held.blocks)
             header = core.held(slab_id, key)
-            if header is None:
+            if header is not None:
+                held.row.take(header.slot, int(until_s * 1e9))
+                held.slab.accesses[header.slot] = now_ns
+                tokens = held.slab.tokens(header)
+                held.sources.append(header.slot)
+                held.blocks.append(LentBlock(key, header.parent, tokens, header.checksum))
+                continue
+            block = core.pin_encoded(slab_id, key, now_ns)
+            if block is None:
                 break
-            row.take(header.slot, int(until_s * 1e9))
-            slab.accesses[header.slot] = time.monotonic_ns() - len(headers)
-            headers.append(header)
-        if not headers:
-            return None
-        blocks = [LentBlock(h.key, h.parent, slab.tokens(h), h.checksum) for h in headers]
-        return slab, row, headers, blocks
+            if len(held.encoded) == ENCODED_BLOCKS:
+                block.unpin()
+                held.more = True
+                break
+            held.sources.append(block)
+            held.blocks.append(LentBlock(key, block.parent, block.tokens, block.checksum))
+        return held if held.blocks else None
 
     def _offer(
         self,
         transport: Transport,
-        region: Span,
+        regions: Sequence[Span],
         spans: list[Span],
         until_s: float,
         release: Callable[[], None],
     ) -> Offer:
         """In the transfer thread."""
-        self._hub.register(region)
+        for region in regions:
+            self._hub.register(region)
         offer = transport.offer(spans)
         self._loans[transport.name, offer.number] = _Loan(offer, transport, until_s, release)
         return offer
 
 
-def _encode(
-    coder: Codec, scratch: Scratch, slab: Slab, slots: list[int]
-) -> tuple[list[int], list[Span]]:
-    """Encode slots into cells of their own; the cells, and the encodings' spans.
+def _fill(name: str, held: _Held, outbox: Callable[[], Scratch]) -> _Filled:
+    """Bring blocks into the form of a codec; those that cannot be, and what follows, are left out.
 
     Raises:
-        TransferError: there is no room.
+        RelayError: there is no room, or no such codec.
     """
-    cells = scratch.take(len(slots), OUTBOX_WAIT_S)
-    if cells is None:
+    slab, raw = held.slab, name == RawCodec.name
+    size = slab.geometry.slot_bytes
+    if raw and not held.encoded:
+        return _Filled([Span(slab.address(slot), size) for slot in held.slots])
+    coder, scratch = codec(name), outbox()
+    count = len(held.encoded) if raw else len(held.sources)
+    taken = scratch.take(count + 1, OUTBOX_WAIT_S)  # one to decode by way of
+    if taken is None:
         raise TransferError("no room for encoded blocks")
+    spare, *free = taken
+    cells: list[int] = []
+    spans: list[Span] = []
+    damaged = None
+
+    def write(source: int | EncodedBlock, room: memoryview) -> int | None:
+        """Fill a cell; how many bytes, None if the source is damaged."""
+        if isinstance(source, int):
+            return coder.encode_into(slab.data(source), room)
+        if source.codec == name:
+            return len(source.copy_to(room))
+        if raw:
+            return size if source.decode_to(room[:size], scratch.view(spare)) else None
+        decoded = scratch.view(spare)[:size]
+        return coder.encode_into(decoded, room) if source.decode_to(decoded, room) else None
+
     try:
-        spans = [
-            scratch.span(cell, coder.encode_into(slab.data(slot), scratch.view(cell)))
-            for cell, slot in zip(cells, slots, strict=True)
-        ]
+        for source in held.sources:
+            if raw and isinstance(source, int):
+                spans.append(Span(slab.address(source), size))
+                continue
+            num_bytes = write(source, scratch.view(free[-1]))
+            if num_bytes is None:
+                damaged = source if isinstance(source, EncodedBlock) else None
+                break
+            cells.append(free.pop())
+            spans.append(scratch.span(cells[-1], num_bytes))
     except BaseException:
-        scratch.give_back(cells)
+        scratch.give_back(taken)
         raise
-    return cells, spans
+    scratch.give_back([spare, *free])
+    return _Filled(spans, scratch, tuple(cells), damaged)

@@ -45,15 +45,18 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min(limits))
 
 
-def require_capacity(capacity_bytes: int, available: int) -> None:
-    """Refuse a capacity that this machine cannot hold.
+def require_capacity(capacity_bytes: int, encoded_bytes: int, available: int) -> None:
+    """Refuse an arena and encoded blocks that this machine cannot hold together.
 
     Raises:
         OutOfMemory: with what is there and what to do.
     """
-    if capacity_bytes > available * _HEADROOM:
+    if capacity_bytes + encoded_bytes > available * _HEADROOM:
+        asked = f"relay.capacity_bytes asks for {capacity_bytes / 2**30:.2f} GiB"
+        if encoded_bytes:
+            asked += f" and relay.encoded_bytes for {encoded_bytes / 2**30:.2f} GiB"
         raise OutOfMemory(
-            f"relay.capacity_bytes asks for {capacity_bytes / 2**30:.2f} GiB, but only "
-            f"{available / 2**30:.2f} GiB of memory are free here (a tenth of it is left alone); "
-            "lower relay.capacity_bytes, or raise the machine's or container's memory limit"
+            f"{asked}, but only {available / 2**30:.2f} GiB of memory are free here (a tenth of "
+            "it is left alone); lower relay.capacity_bytes or relay.encoded_bytes, or raise the "
+            "machine's or container's memory limit"
         )

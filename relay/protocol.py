@@ -11,7 +11,7 @@ msgpack. The client speaks, the store answers each message with one reply:
     Drop      -> Done            for operators and fault tests
     Stats     -> StatsReply
     Check     -> Done            runs check_integrity()
-    Fetch     -> Landed ...      as blocks come in from other nodes, and at last
+    Fetch     -> Landed ...      as blocks come in from other nodes, or decoded, and at last
               -> FetchEnded
     EndFetch                     no answer: the client needs no more of it, or has copied it
 
@@ -112,7 +112,7 @@ class Check(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
-    """Bring these blocks, in order, from other nodes into the slab.
+    """Bring these blocks, in order, into the slab: encoded ones, and those of other nodes.
 
     Attributes:
         number: the client's own, not used for anything else that is under way.
@@ -155,9 +155,11 @@ class FetchEnded(msgspec.Struct, tag=True, frozen=True):
         sources: nodes that blocks came from.
         transport, path, codec: how they came, comma-separated if it was not one way only.
         num_bytes: KV bytes that came from other nodes.
+        decoded_bytes: KV bytes that this node held encoded.
         wire_bytes: bytes that were moved for them.
         queue_s: waited for others' reads from the same source.
-        transfer_s: from the first question to a source until the last block was verified.
+        transfer_s: from the first question to a source, or the first decoding, until the last
+            block was verified.
     """
 
     number: int
@@ -167,6 +169,7 @@ class FetchEnded(msgspec.Struct, tag=True, frozen=True):
     path: str = ""
     codec: str = ""
     num_bytes: int = 0
+    decoded_bytes: int = 0
     wire_bytes: int = 0
     queue_s: float = 0.0
     transfer_s: float = 0.0

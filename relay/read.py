@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kvrelay.relay.transfer import Answer, Peer, Transfers
 
 MAX_READS_PER_SOURCE = 4
-# Encoded blocks come in several reads, so that encoding, wire and decoding overlap.
-ENCODED_BLOCKS = 4
 
 
 class ReadFailed(Exception):
@@ -44,6 +42,7 @@ class Read:
 
     Attributes:
         slots: where the blocks go, reserved by this store.
+        rest: what the source has too but did not lend this time, for another read.
         landed: how many, from the first on, have come and were right.
         wire_bytes: what has been moved for those.
     """
@@ -54,6 +53,7 @@ class Read:
     slab: Slab
     keys: list[bytes]
     slots: list[int]
+    rest: list[tuple[bytes, int]] = field(default_factory=list)
     queued_s: float = field(default_factory=time.perf_counter)
     asked_s: float | None = None
     answer: Answer | None = None
@@ -79,7 +79,7 @@ class Read:
         if self.lent is None and self.answer is not None:
             self.lent = self.answer.poll()
             if self.lent is not None:
-                self._check(self.lent)
+                self._take_in(self.lent)
         if self.lent is not None and self.transfer is None:
             self._start(transfers, self.lent)
         if self.transfer is None or self.lent is None:
@@ -130,6 +130,12 @@ class Read:
         if self.lent is not None and self.lent.offer is not None:
             self.peer.take_back(self.lent.offer)
 
+    def take_rest(self) -> list[Read]:
+        """The read that brings the rest, if there is one; each is given out once."""
+        rest, self.rest = self.rest, []
+        keys, slots = [key for key, _ in rest], [slot for _, slot in rest]
+        return [Read(self.node_id, self.peer, self.way, self.slab, keys, slots)] if rest else []
+
     @property
     def complete(self) -> bool:
         """Whether all of its blocks have come."""
@@ -150,7 +156,7 @@ class Read:
         )
         self.answer = self.peer.ask(ask)
 
-    def _check(self, lent: Lent) -> None:
+    def _take_in(self, lent: Lent) -> None:
         if lent.refusal:
             raise TransferError(f"{self.node_id}: {lent.refusal}")
         keys = [block.key for block in lent.blocks]
@@ -161,6 +167,10 @@ class Read:
         fits = [size] * len(keys) if self.way.codec == RawCodec.name else sizes
         if len(sizes) != len(keys) or sizes != fits:
             raise TransferError(f"{self.node_id} offers blocks of another size")
+        if lent.more:
+            count = len(keys)
+            self.rest = list(zip(self.keys[count:], self.slots[count:], strict=True))
+            self.keys, self.slots = self.keys[:count], self.slots[:count]
 
     def _start(self, transfers: Transfers, lent: Lent) -> None:
         if lent.offer is None:

@@ -24,14 +24,18 @@ class RelayRecord:
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
         num_bytes: bytes copied for the relay.
-        load_path: where they came from: `arena` (this node's shared memory), `nodes` (others'
-            stores, by way of it), else None.
+        load_path: the slowest place that any came from: `arena` (this node's shared memory),
+            `encoded` (this node's, decoded into it), `nodes` (others' stores, by way of it),
+            else None.
         sources: those other nodes.
-        transport, path, codec: how their bytes came; the path as it was attested.
+        transport, path, codec: how bytes came that were not in the arena; the path as it was
+            attested.
         fetched_bytes: KV bytes that came from other nodes.
+        decoded_bytes: KV bytes that this node held encoded.
         wire_bytes: bytes moved between nodes for them.
         transfer_queue_s: waited for other reads from the same source.
-        transfer_s: from the first question to a source to the last block verified here.
+        transfer_s: from the first question to a source, or the first decoding, to the last
+            block verified here.
         lookup_s: time of the look-up.
         queue_s: from arrival to the first decision.
         load_wait_s: from handing the load over to its first copy.
@@ -57,6 +61,7 @@ class RelayRecord:
     path: str = ""
     codec: str = ""
     fetched_bytes: int = 0
+    decoded_bytes: int = 0
     wire_bytes: int = 0
     transfer_queue_s: float = 0.0
     transfer_s: float = 0.0

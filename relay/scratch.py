@@ -11,6 +11,7 @@ from kvrelay.relay.transports.base import Span
 
 SCRATCH_BYTES = 64 << 20
 _PAGE = 4096
+_MIN_CELLS = 5  # see lending.py
 
 
 class Scratch:
@@ -20,9 +21,9 @@ class Scratch:
     """
 
     def __init__(self, slot_bytes: int, num_bytes: int = SCRATCH_BYTES) -> None:
-        """Cells for blocks of `slot_bytes`, as many as fit `num_bytes`, at least four."""
+        """Cells for blocks of `slot_bytes`, as many as fit `num_bytes`, at least one loan's."""
         self._stride = -(-max_encoded_bytes(slot_bytes) // _PAGE) * _PAGE
-        total_bytes = self._stride * max(4, num_bytes // self._stride)
+        total_bytes = self._stride * max(_MIN_CELLS, num_bytes // self._stride)
         self._fd = os.memfd_create("kvrelay-scratch", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, total_bytes)
         self._map = mmap.mmap(self._fd, total_bytes)

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from kvrelay.policies import Reason
-from kvrelay.relay import protocol
+from kvrelay.relay import demotion, protocol
 from kvrelay.relay.calls import Call
 from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.errors import ArenaError, ProtocolError, RelayError
@@ -27,7 +27,7 @@ _POPULATE_STEP_BYTES = 16 << 20
 
 
 class FetchDesk(Protocol):
-    """Who brings blocks from other nodes. All methods run in the store's thread; none waits."""
+    """Who brings what the arena lacks. All methods run in the store's thread; none waits."""
 
     def begin(self, client_id: int, fetch: protocol.Fetch) -> None:
         """Start bringing what a client asks for; answers through `StoreServer.push`."""
@@ -66,6 +66,7 @@ class StoreServer:
         """
         self._core = core
         self._catalog = catalog or Catalog(core.incarnation)
+        core.list_encoded_in(self._catalog)
         self._on_change = on_change
         self._desk: FetchDesk | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,6 +82,7 @@ class StoreServer:
         self._closing = False
         self._clients: dict[socket.socket, int | None] = {}
         self._populated: set[int] = set()
+        self._demoter = None if core.encoded is None else demotion.Demoter(self)
         self._thread = threading.Thread(target=self._run, name="kvrelay-store", daemon=True)
         self._thread.start()
 
@@ -113,6 +115,8 @@ class StoreServer:
 
     def close(self) -> None:
         """Stop serving; mapped slabs stay readable by whoever has them."""
+        if self._demoter is not None:
+            self._demoter.close()
         self._closing = True
         self._wake_writer.send(b"x")
         self._thread.join(5)
@@ -133,6 +137,8 @@ class StoreServer:
                         self._serve(selector, connection)
                 if self._core.has_events:
                     self._on_change()
+                if self._demoter is not None and demotion.wanted(self._core):
+                    self._demoter.wake()
         for connection in [*self._clients, self._listener, self._wake_reader, self._wake_writer]:
             connection.close()
         self._core.close()

@@ -13,7 +13,9 @@ class RelaySettings:
     Attributes:
         store: address of the node's store (an abstract Unix socket); None turns relay off.
         policy: as `kvrelay.policies.parse_policy` takes it.
-        capacity_bytes: the store's capacity; used by whoever starts the store.
+        capacity_bytes: of the store's arena; used by whoever starts the store.
+        encoded_bytes: what the store may hold encoded besides; 0: nothing, so what the arena has
+            no room for is evicted. Used by whoever starts the store.
         transport, codec: how stores read from other nodes, such as `nixl` or `plasma`, `raw`
             or `split`; None takes what has proved fastest; used by whoever starts the store.
         load_deadline_s: a load that takes longer is given up and recomputed; > 0.
@@ -25,6 +27,7 @@ class RelaySettings:
     store: str | None = None
     policy: str = "always"
     capacity_bytes: int = 2 << 30
+    encoded_bytes: int = 0
     transport: str | None = None
     codec: str | None = None
     load_deadline_s: float = 2.0
@@ -42,6 +45,8 @@ class RelaySettings:
             raise ValueError(f"max_held_fraction must be in (0, 1], got {self.max_held_fraction}")
         if self.capacity_bytes < 1:
             raise ValueError(f"capacity_bytes must be positive, got {self.capacity_bytes}")
+        if self.encoded_bytes < 0:
+            raise ValueError(f"encoded_bytes must not be negative, got {self.encoded_bytes}")
 
     def to_extra_config(self) -> dict[str, Any]:
         """The form that vLLM's `kv_connector_extra_config` takes."""

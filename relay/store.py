@@ -1,35 +1,36 @@
 """The KV store's core: who may write which slot, what is visible, what is evicted.
 
-Sans I/O: the server feeds it messages, tests feed it histories. Only this class writes the
-slabs' tables and headers.
+Sans I/O: the server feeds it messages, tests feed it histories. Only this class and what it
+keeps writes the slabs' tables and headers.
 
-    free --reserve--> reserved --commit--> sealed --evict/drop--> free
-                          \\----abort, owner gone----------------> free
+    free --reserve--> reserved --commit--> sealed --evict/drop/demote--> free
+                          \\----abort, owner gone-----------------------> free
 
 A reservation has no deadline: its owner may still be writing, so the slot is not given to
 anybody else until the owner commits, aborts or is gone. Every slot is free, reserved or
 sealed; bytes in use are (reserved + sealed) slots times their slab's distance of slots, and
 never exceed the capacity.
+
+A block that is demoted goes on being held, encoded (encoded.py), until it is committed to a slot
+again or evicted for good. What is demoted when is the matter of demotion.py: here a reservation
+never waits for it, and evicts for good if no slot is free.
 """
 
 import heapq
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-import numpy as np
-
-from kvrelay.policies.eviction import NO_SLOT, EvictionPolicy
-from kvrelay.policies.prefill import PrefillCost
-from kvrelay.policies.value_density import ValueDensity
 from kvrelay.relay.arena import INCARNATION_BYTES, MAX_CLIENTS, Slab, SlabGeometry, SlotHeader
 from kvrelay.relay.directory import PublishedBlock
+from kvrelay.relay.encoded import PAGE_BYTES, EncodedBlock, EncodedMemory
 from kvrelay.relay.errors import ArenaError, ProtocolError
-from kvrelay.relay.index import IndexWriter, find
-from kvrelay.relay.keys import KEY_BYTES, TOKEN_BYTES, BlockKey
+from kvrelay.relay.keys import KEY_BYTES, TOKEN_BYTES
 from kvrelay.relay.leases import clear_client, leased
+from kvrelay.relay.shelf import Listing, Shelf, require
 
 MAX_SLABS = 16
 
@@ -61,23 +62,12 @@ class Entry:
     checksum: bytes
 
 
-@dataclass(slots=True)
-class _SlabState:
-    slab: Slab
-    index: IndexWriter
-    free: list[int]
-    policy: EvictionPolicy
-    sealed: dict[bytes, int] = field(default_factory=dict)
-    reserved: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # slot: client, key
-    pending: dict[bytes, int] = field(default_factory=dict)  # key: slot
+class ArenaVictim(NamedTuple):
+    """A sealed slot to free, and what it is worth: expected seconds saved per second of keeping."""
 
-    @property
-    def used(self) -> int:
-        return len(self.sealed) + len(self.reserved)
-
-    def observe(self) -> None:
-        """Let the policy know what readers have used."""
-        self.policy.observe(np.frombuffer(self.slab.accesses, np.uint64))
+    shelf: Shelf
+    slot: int
+    worth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +81,32 @@ class StoreEvents:
 class StoreCore:
     """All state of one node's store."""
 
-    def __init__(self, capacity_bytes: int, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, capacity_bytes: int, now_ns: Callable[[], int], encoded_bytes: int = 0
+    ) -> None:
         """An empty store.
 
         Args:
             capacity_bytes: upper bound of bytes in slots.
             now_ns: the monotonic clock that leases are written with.
+            encoded_bytes: upper bound of bytes of encoded blocks; 0 demotes nothing.
         """
         if capacity_bytes < 1:
             raise ArenaError(f"capacity_bytes must be positive, got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
         self.incarnation = secrets.token_bytes(INCARNATION_BYTES)
         self.counters: Counter[str] = Counter()
-        self._now_ns = now_ns
-        self._slabs: list[_SlabState] = []
+        self.now_ns = now_ns
+        self.shelves: list[Shelf] = []
+        self.encoded = EncodedMemory(encoded_bytes) if encoded_bytes >= PAGE_BYTES else None
+        self._listing: Listing | None = None
         self._clients: set[int] = set()
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+
+    def list_encoded_in(self, listing: Listing) -> None:
+        """Show engines there what is held encoded, from now on."""
+        self._listing = listing
 
     # Clients
 
@@ -126,11 +125,11 @@ class StoreCore:
     def disconnect(self, client_id: int) -> None:
         """Forget a client that has gone: its reservations and its leases."""
         self._clients.discard(client_id)
-        for state in self._slabs:
-            mine = [slot for slot, (owner, _) in state.reserved.items() if owner == client_id]
+        for shelf in self.shelves:
+            mine = [slot for slot, (owner, _) in shelf.reserved.items() if owner == client_id]
             for slot in mine:
-                self._unreserve(state, slot)
-            clear_client(state.slab, client_id)
+                shelf.unreserve(slot)
+            clear_client(shelf.slab, client_id)
 
     # Slabs
 
@@ -148,20 +147,18 @@ class StoreCore:
                 f"a block of {slot_bytes} bytes does not fit relay.capacity_bytes="
                 f"{self.capacity_bytes}; raise it"
             )
-        if len(self._slabs) == MAX_SLABS:
+        if len(self.shelves) == MAX_SLABS:
             raise ProtocolError(f"more than {MAX_SLABS} different block sizes on one node")
         stride = SlabGeometry(slot_bytes, block_tokens, 1).stride_bytes
         num_slots = max(1, self.capacity_bytes // stride)
-        slab = Slab.create(SlabGeometry(slot_bytes, block_tokens, num_slots), self.incarnation)
-        free = list(range(num_slots - 1, -1, -1))
-        policy = ValueDensity(num_slots, block_tokens, stride, PrefillCost())
-        self._slabs.append(_SlabState(slab, IndexWriter(slab), free, policy))
-        return len(self._slabs) - 1
+        geometry = SlabGeometry(slot_bytes, block_tokens, num_slots)
+        self.shelves.append(Shelf.create(geometry, self.incarnation, self.encoded))
+        return len(self.shelves) - 1
 
     def find_slab(self, slot_bytes: int, block_tokens: int) -> int | None:
         """The number of the slab for these sizes, if there is one."""
-        for slab_id, state in enumerate(self._slabs):
-            g = state.slab.geometry
+        for slab_id, shelf in enumerate(self.shelves):
+            g = shelf.slab.geometry
             if (g.slot_bytes, g.block_tokens) == (slot_bytes, block_tokens):
                 return slab_id
         return None
@@ -172,12 +169,12 @@ class StoreCore:
         Raises:
             ProtocolError: there is none.
         """
-        return self._state(slab_id).slab
+        return self._shelf(slab_id).slab
 
     def close(self) -> None:
         """Let go of the slabs' descriptors; their mappings stay readable."""
-        for state in self._slabs:
-            state.slab.close()
+        for shelf in self.shelves:
+            shelf.slab.close()
 
     # Writing
 
@@ -190,25 +187,25 @@ class StoreCore:
             The granted (key, slot) in the order asked, and how many were refused and why.
         """
         self._check_client(client_id)
-        state = self._state(slab_id)
+        shelf = self._shelf(slab_id)
         granted: list[tuple[bytes, int]] = []
         refused: Counter[Refusal] = Counter()
         wanted = []
         for key in dict.fromkeys(keys):
             if len(key) != KEY_BYTES:
                 raise ProtocolError(f"a key of {len(key)} bytes")
-            if key in state.sealed:
+            if key in shelf.sealed:
                 refused[Refusal.HELD] += 1
-            elif key in state.pending:
+            elif key in shelf.pending:
                 refused[Refusal.PENDING] += 1
             else:
                 wanted.append(key)
-        num_slots = self._make_room(state, len(wanted))
+        num_slots = self._make_room(shelf, len(wanted))
         refused[Refusal.FULL] += len(wanted) - num_slots
         for key in wanted[:num_slots]:
-            slot = state.free.pop()
-            state.reserved[slot] = (client_id, key)
-            state.pending[key] = slot
+            slot = shelf.free.pop()
+            shelf.reserved[slot] = (client_id, key)
+            shelf.pending[key] = slot
             granted.append((key, slot))
         self.counters.update({f"refused_{name}": n for name, n in refused.items()})
         return granted, +refused
@@ -219,37 +216,42 @@ class StoreCore:
         Raises:
             ProtocolError: a slot that this client has not reserved for this key.
         """
-        state = self._state(slab_id)
-        state.observe()
-        g = state.slab.geometry
+        shelf = self._shelf(slab_id)
+        slab = shelf.slab
+        shelf.ledger.observe()
         for entry in entries:
-            if state.reserved.get(entry.slot) != (client_id, entry.key):
+            if shelf.reserved.get(entry.slot) != (client_id, entry.key):
                 raise ProtocolError(f"commit of slot {entry.slot}, which is not reserved for it")
             num_tokens, rest = divmod(len(entry.tokens), TOKEN_BYTES)
-            if rest or not 0 < num_tokens <= g.block_tokens or len(entry.checksum) != 16:
+            fits = 0 < num_tokens <= slab.geometry.block_tokens
+            if rest or not fits or len(entry.checksum) != 16:
                 raise ProtocolError(f"commit of slot {entry.slot} with a malformed entry")
-            del state.reserved[entry.slot], state.pending[entry.key]
-            sealed = state.slab.state(entry.slot) | 1
+            del shelf.reserved[entry.slot], shelf.pending[entry.key]
+            sealed = slab.state(entry.slot) | 1
             header = SlotHeader(
                 entry.slot, sealed, entry.key, entry.parent, entry.checksum, num_tokens
             )
-            state.slab.write_header(header, entry.tokens)
-            state.slab.accesses[entry.slot] = now_ns = self._now_ns()
-            parent_slot = state.sealed.get(entry.parent, NO_SLOT)
-            state.policy.insert(entry.slot, entry.key, parent_slot, num_tokens, now_ns)
-            state.slab.set_state(entry.slot, sealed)
-            state.sealed[entry.key] = entry.slot
-            state.index.insert(header)
-            self._removed.pop(entry.key, None)
-            self._added[entry.key] = None
+            slab.write_header(header, entry.tokens)
+            slab.accesses[entry.slot] = now_ns = self.now_ns()
+            shelf.ledger.insert(entry.key, entry.slot, entry.parent, num_tokens, now_ns)
+            slab.set_state(entry.slot, sealed)
+            shelf.sealed[entry.key] = entry.slot
+            shelf.index.insert(header)
             self.counters["committed"] += 1
+            if entry.key in shelf.encoded:
+                # Room is worth more than a second copy: to encode it again takes about 1 ms.
+                self._discard(shelf, entry.key)
+                self.counters["promoted"] += 1
+            else:
+                self._removed.pop(entry.key, None)
+                self._added[entry.key] = None
 
     def abort(self, client_id: int, slab_id: int, slots: Sequence[int]) -> None:
         """Give reserved slots back unwritten; slots that are not the client's are ignored."""
-        state = self._state(slab_id)
+        shelf = self._shelf(slab_id)
         for slot in slots:
-            if slot in state.reserved and state.reserved[slot][0] == client_id:
-                self._unreserve(state, slot)
+            if slot in shelf.reserved and shelf.reserved[slot][0] == client_id:
+                shelf.unreserve(slot)
                 self.counters["aborted"] += 1
 
     def disown(self, client_id: int, slab_id: int, slots: Sequence[int]) -> None:
@@ -257,60 +259,128 @@ class StoreCore:
 
         For slots that somebody may still write to although nobody waits for them any more.
         """
-        state = self._state(slab_id)
+        shelf = self._shelf(slab_id)
         for slot in slots:
-            owner, key = state.reserved[slot]
+            owner, key = shelf.reserved[slot]
             if owner != client_id:
                 raise ProtocolError(f"slot {slot} is reserved for another client")
             nobody = secrets.token_bytes(KEY_BYTES)
-            del state.pending[key]
-            state.pending[nobody] = slot
-            state.reserved[slot] = (owner, nobody)
+            del shelf.pending[key]
+            shelf.pending[nobody] = slot
+            shelf.reserved[slot] = (owner, nobody)
 
     # Removing
 
     def drop(self, keys: Sequence[bytes]) -> int:
         """Evict these keys wherever they are held, leased or not; how many were there."""
         dropped = 0
-        for state in self._slabs:
+        for shelf in self.shelves:
             for key in keys:
-                if key in state.sealed:
-                    self._evict(state, state.sealed[key], needed=False)
-                    dropped += 1
+                if key in shelf.sealed:
+                    self.evict(shelf, shelf.sealed[key], needed=False)
+                elif key in shelf.encoded:
+                    self.evict_encoded(shelf, key, needed=False)
+                else:
+                    continue
+                dropped += 1
         return dropped
 
     def clear(self) -> int:
-        """Drop everything that is sealed; how many blocks that were."""
+        """Drop everything that readers can find; how many blocks that were."""
         # Backwards, so that children go before their parents.
-        return self.drop([key for state in self._slabs for key in reversed(state.sealed)])
+        held = [reversed(part) for shelf in self.shelves for part in (shelf.encoded, shelf.sealed)]
+        return self.drop([key for keys in held for key in keys])
+
+    def victims(self, missing_bytes: int) -> list[ArenaVictim]:
+        """The unleased slots worth least for their size that hold `missing_bytes` together."""
+        if missing_bytes <= 0:
+            return []
+        now_ns = self.now_ns()
+        ranked = []
+        for number, shelf in enumerate(self.shelves):
+            shelf.ledger.observe()
+            most = -(-missing_bytes // shelf.stride_bytes)
+            victims = shelf.ledger.victims(most, shelf.blocked(now_ns), now_ns)
+            ranked.append([(density, number, slot) for density, slot in victims])
+        chosen = []
+        for density, number, slot in heapq.merge(*ranked):
+            if missing_bytes <= 0:
+                break
+            shelf = self.shelves[number]
+            chosen.append(ArenaVictim(shelf, slot, density * shelf.stride_bytes))
+            missing_bytes -= shelf.stride_bytes
+        return chosen
+
+    def evict(self, shelf: Shelf, slot: int, needed: bool) -> None:
+        """Free a sealed slot, because its room is `needed` or its block is of no use."""
+        header = shelf.header(slot)
+        shelf.unseal(header)
+        shelf.ledger.remove(header.key, needed, self.now_ns())
+        self._gone(header.key)
+
+    # Encoded blocks
+
+    def demote(self, shelf: Shelf, header: SlotHeader, block: EncodedBlock) -> None:
+        """Hold a sealed block encoded from now on, and free its slot."""
+        # First the one, then the other: whoever looks finds one of them at any time.
+        published = shelf.published(header.key)
+        shelf.encoded[header.key] = block
+        if self._listing is not None and published is not None:
+            self._listing.show_encoded(published, block.checksum)
+        shelf.ledger.demote(header.key)
+        shelf.unseal(header)
+        if len(self.shelves) > 1:  # the room may become another size's
+            shelf.slab.release_pages(header.slot)
+        self.counters["demoted"] += 1
+
+    def pin_encoded(self, slab_id: int, key: bytes, now_ns: int) -> EncodedBlock | None:
+        """A block that is held encoded, used now; whoever has it unpins it, in this thread."""
+        shelf = self._shelf(slab_id)
+        block = shelf.encoded.get(key)
+        if block is not None:
+            block.pins += 1
+            shelf.ledger.use(key, now_ns)
+        return block
+
+    def evict_encoded(self, shelf: Shelf, key: bytes, needed: bool) -> None:
+        """Hold a block no more that is held encoded; why as in `evict`."""
+        self._discard(shelf, key)
+        shelf.ledger.remove(key, needed, self.now_ns())
+        self._gone(key)
+        self.counters["evicted_encoded"] += 1
+
+    def _discard(self, shelf: Shelf, key: bytes) -> None:
+        shelf.encoded.pop(key).discard()
+        if self._listing is not None:
+            self._listing.hide_encoded(key)
+
+    def _gone(self, key: bytes) -> None:
+        self._added.pop(key, None)
+        self._removed[key] = None
+        self.counters["evicted"] += 1
 
     # Looking
 
     def keys(self) -> list[bytes]:
-        """Keys of all sealed blocks."""
-        return [key for state in self._slabs for key in state.sealed]
+        """Keys of all blocks that are held, encoded ones too."""
+        return [key for shelf in self.shelves for key in (*shelf.sealed, *shelf.encoded)]
 
     def held(self, slab_id: int, key: bytes) -> SlotHeader | None:
         """The sealed slot of a key in one slab."""
-        state = self._state(slab_id)
-        slot = state.sealed.get(key)
-        return None if slot is None else state.slab.read_header(slot)
+        shelf = self._shelf(slab_id)
+        slot = shelf.sealed.get(key)
+        return None if slot is None else shelf.slab.read_header(slot)
 
     def being_written(self, slab_id: int, key: bytes) -> bool:
         """Whether somebody has a slot reserved for a key."""
-        return key in self._state(slab_id).pending
+        return key in self._shelf(slab_id).pending
 
     def published(self, keys: Sequence[bytes]) -> list[PublishedBlock]:
         """What other nodes must know of those of these blocks that are held."""
         found = []
         for key in keys:
-            for state in self._slabs:
-                header = state.slab.read_header(state.sealed[key]) if key in state.sealed else None
-                if header is not None:
-                    size = state.slab.geometry.block_tokens
-                    tokens = state.slab.tokens(header)
-                    found.append(PublishedBlock(key, header.parent, tokens, size))
-                    break
+            blocks = (shelf.published(key) for shelf in self.shelves)
+            found += [block for block in blocks if block is not None][:1]
         return found
 
     @property
@@ -320,8 +390,8 @@ class StoreCore:
 
     def take_events(self) -> StoreEvents:
         """Changes since the last call; called at least once a second, so it also looks for uses."""
-        for state in self._slabs:
-            state.observe()
+        for shelf in self.shelves:
+            shelf.ledger.observe()
         events = StoreEvents(tuple(self._added), tuple(self._removed))
         self._added, self._removed = {}, {}
         return events
@@ -329,19 +399,22 @@ class StoreCore:
     @property
     def used_bytes(self) -> int:
         """Bytes of reserved and sealed slots."""
-        return sum(state.used * state.slab.geometry.stride_bytes for state in self._slabs)
+        return sum(shelf.used_bytes for shelf in self.shelves)
 
     def stats(self) -> dict[str, int]:
         """Counts for status displays and tests."""
-        now_ns = self._now_ns()
+        now_ns, memory = self.now_ns(), self.encoded
         return {
             "capacity_bytes": self.capacity_bytes,
             "used_bytes": self.used_bytes,
-            "blocks": sum(len(state.sealed) for state in self._slabs),
-            "reserved": sum(len(state.reserved) for state in self._slabs),
-            "leases": sum(int(leased(state.slab, now_ns).sum()) for state in self._slabs),
+            "blocks": sum(len(shelf.sealed) for shelf in self.shelves),
+            "encoded_capacity_bytes": 0 if memory is None else memory.capacity_bytes,
+            "encoded_used_bytes": 0 if memory is None else memory.used_bytes,
+            "encoded_blocks": sum(len(shelf.encoded) for shelf in self.shelves),
+            "reserved": sum(len(shelf.reserved) for shelf in self.shelves),
+            "leases": sum(int(leased(shelf.slab, now_ns).sum()) for shelf in self.shelves),
             "clients": len(self._clients),
-            "slabs": len(self._slabs),
+            "slabs": len(self.shelves),
             **dict(self.counters),
         }
 
@@ -351,102 +424,30 @@ class StoreCore:
         Raises:
             AssertionError: naming the one that does not hold.
         """
-        _require(self.used_bytes <= max(self.capacity_bytes, 0), "used bytes exceed the capacity")
-        for state in self._slabs:
-            sealed, reserved, free = (
-                set(state.sealed.values()),
-                set(state.reserved),
-                set(state.free),
-            )
-            _require(len(free) == len(state.free), "a slot is free twice")
-            _require(len(sealed) == len(state.sealed), "two keys share a slot")
-            _require(
-                not (sealed & reserved or sealed & free or reserved & free),
-                "a slot is in two states",
-            )
-            _require(
-                len(sealed | reserved | free) == state.slab.geometry.num_slots, "a slot is lost"
-            )
-            _require(
-                state.pending == {key: slot for slot, (_, key) in state.reserved.items()},
-                "pending keys and reservations differ",
-            )
-            _require(
-                {owner for owner, _ in state.reserved.values()} <= self._clients,
-                "a reservation outlived its client",
-            )
-            for key, slot in state.sealed.items():
-                header = find(state.slab, BlockKey(key))
-                _require(header is not None and header.slot == slot, "a sealed key is not found")
-            _require(state.policy.held() == sealed, "the policy knows of other blocks")
-            for slot in reserved | free:
-                _require(not state.slab.state(slot) & 1, "a slot that is not committed is visible")
-            for table in (state.slab.key_table, state.slab.parent_table):
-                _require(
-                    sum(1 for entry in table if 0 < entry < 0xFFFFFFFF) <= len(sealed),
-                    "a table has more entries than there are sealed slots",
-                )
+        require(self.used_bytes <= self.capacity_bytes, "used bytes exceed the capacity")
+        for shelf in self.shelves:
+            shelf.check_integrity(self._clients)
+        if self.encoded is not None:
+            blocks = [block for shelf in self.shelves for block in shelf.encoded.values()]
+            self.encoded.check_integrity([block.pages for block in blocks])
 
-    def _state(self, slab_id: int) -> _SlabState:
-        if not 0 <= slab_id < len(self._slabs):
+    def _shelf(self, slab_id: int) -> Shelf:
+        if not 0 <= slab_id < len(self.shelves):
             raise ProtocolError(f"no slab {slab_id}")
-        return self._slabs[slab_id]
+        return self.shelves[slab_id]
 
     def _check_client(self, client_id: int) -> None:
         if client_id not in self._clients:
             raise ProtocolError(f"no client {client_id}")
 
-    def _unreserve(self, state: _SlabState, slot: int) -> None:
-        _, key = state.reserved.pop(slot)
-        del state.pending[key]
-        state.free.append(slot)
-
-    def _make_room(self, state: _SlabState, wanted: int) -> int:
+    def _make_room(self, shelf: Shelf, wanted: int) -> int:
         """Evict until `wanted` more slots fit, if that can be; how many fit."""
-        stride = state.slab.geometry.stride_bytes
+        stride = shelf.stride_bytes
         room = self.capacity_bytes - self.used_bytes
-        for victim_state, slot in self._victims(wanted * stride - room):
-            self._evict(victim_state, slot, needed=True)
-            room += victim_state.slab.geometry.stride_bytes
-            if victim_state is not state:
-                victim_state.slab.release_pages(slot)
-        return max(0, min(wanted, room // stride, len(state.free)))
-
-    def _victims(self, missing_bytes: int) -> list[tuple[_SlabState, int]]:
-        """The unleased slots worth least for their size that hold `missing_bytes` together."""
-        if missing_bytes <= 0:
-            return []
-        now_ns = self._now_ns()
-        ranked = []
-        for number, state in enumerate(self._slabs):
-            state.observe()
-            most = -(-missing_bytes // state.slab.geometry.stride_bytes)
-            victims = state.policy.victims(most, leased(state.slab, now_ns), now_ns)
-            ranked.append([(victim.value, number, victim.slot) for victim in victims])
-        chosen = []
-        for _, number, slot in heapq.merge(*ranked):
-            if missing_bytes <= 0:
-                break
-            chosen.append((self._slabs[number], slot))
-            missing_bytes -= self._slabs[number].slab.geometry.stride_bytes
-        return chosen
-
-    def _evict(self, state: _SlabState, slot: int, needed: bool) -> None:
-        """Free a sealed slot, because its room is `needed` or its block is of no use."""
-        header = state.slab.read_header(slot)
-        if header is None:
-            raise AssertionError(f"slot {slot} to evict is not sealed")
-        # Unseal first: a reader that copies right now finds another generation afterwards.
-        state.slab.set_state(slot, ((header.state >> 1) + 1) << 1)
-        state.index.remove(header)
-        state.policy.remove(slot, needed, self._now_ns())
-        del state.sealed[header.key]
-        state.free.append(slot)
-        self._added.pop(header.key, None)
-        self._removed[header.key] = None
-        self.counters["evicted"] += 1
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise AssertionError(what)
+        for victim in self.victims(wanted * stride - room):
+            self.evict(victim.shelf, victim.slot, needed=True)
+            self.counters["evicted_at_once"] += 1
+            room += victim.shelf.stride_bytes
+            if victim.shelf is not shelf:
+                victim.shelf.slab.release_pages(victim.slot)
+        return max(0, min(wanted, room // stride, len(shelf.free)))

@@ -1,9 +1,10 @@
-"""Store to store: brings blocks of other nodes into this node's arena, for engines to load.
+"""Brings blocks into this node's arena, for engines to load: from other nodes, store to store, and
+from this node's encoded blocks.
 
 One thread owns all transports, reads and loans of a store:
 
     engine's worker --Fetch--> server --> inbox --> claim slots -> ask a source -> read
-                    <--Landed-- commit <-- verify <-- poll <--------------------+
+                    <--Landed-- commit <-- verify <-- poll, or decode <---------+
                     <--FetchEnded
 
 A slot is committed only after its bytes have been verified against the checksum that came
@@ -19,11 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from kvrelay.relay import protocol
 from kvrelay.relay.calls import Call
 from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.codecs.base import NAMES as CODECS
-from kvrelay.relay.codecs.base import codec
+from kvrelay.relay.codecs.base import Octets, codec, max_encoded_bytes
 from kvrelay.relay.fetch import Fetch
 from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.lending import Ask, Lending, Lent
@@ -107,6 +110,7 @@ class Transfers:
         self._registered: set[int] = set()
         self._scratches: dict[tuple[str, int], Scratch] = {}
         self._scratches_lock = threading.Lock()
+        self._rooms: dict[int, Octets] = {}
         self._lending = Lending(server, self)
         self._fetches: dict[tuple[int, int], Fetch] = {}
         self._quarantine: list[_Quarantined] = []
@@ -213,6 +217,12 @@ class Transfers:
     def inbox(self, slot_bytes: int) -> Scratch:
         """Memory that encoded blocks are read into."""
         return self._scratch("inbox", slot_bytes)
+
+    def room(self, slot_bytes: int) -> Octets:
+        """Memory in which an encoding of this node is put together to be decoded."""
+        if slot_bytes not in self._rooms:
+            self._rooms[slot_bytes] = np.empty(max_encoded_bytes(slot_bytes), np.uint8)
+        return self._rooms[slot_bytes]
 
     def quarantine(self, transfer: Transfer, count: int, free: Callable[[], None]) -> None:
         """Call `free` once nothing can write any more to what a transfer was given."""

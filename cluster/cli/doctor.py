@@ -97,12 +97,19 @@ def _look() -> tuple[dict[str, dict[str, Any]], list[Probed]]:
 
 
 def _show(facts: dict[str, dict[str, Any]], probes: list[Probed], findings: list[Finding]) -> None:
-    nodes = Table("node", "host", "blocks", "arena", "/dev/shm free", "RDMA", title="nodes")
+    nodes = Table(
+        "node", "host", "blocks", "arena", "encoded", "/dev/shm free", "RDMA", title="nodes"
+    )
     for node, each in facts.items():
-        arena = f"{each['used_bytes'] / 2**20:,.0f} of {each['capacity_bytes'] / 2**20:,.0f} MiB"
+        arena, encoded = (
+            f"{each[f'{part}used_bytes'] / 2**20:,.0f} of "
+            f"{each[f'{part}capacity_bytes'] / 2**20:,.0f} MiB"
+            for part in ("", "encoded_")
+        )
         free = f"{each['shm_free_bytes'] / 2**20:,.0f} MiB"
         rdma = each["rdma"] or "none"
-        nodes.add_row(node[:8], each["host"], f"{each['blocks']:,}", arena, free, rdma)
+        blocks = f"{each['blocks'] + each['encoded_blocks']:,}"
+        nodes.add_row(node[:8], each["host"], blocks, arena, encoded, free, rdma)
     out.print(nodes)
     if probes:
         links = Table(

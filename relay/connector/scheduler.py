@@ -36,6 +36,7 @@ from kvrelay.relay.connector.request import (
     unsupported_request,
 )
 from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.protocol import FetchEnded
 from kvrelay.relay.record import RelayRecord
 from kvrelay.relay.settings import RelaySettings
 
@@ -242,19 +243,15 @@ class SchedulerHalf:
         if len(self._loading) >= self._settings.max_loads_in_flight:
             return recompute(Reason.LOADS_IN_FLIGHT)
         slot_bytes = attachment.slab.geometry.slot_bytes
-        plans: dict[int, tuple[str, Match]] = {}
-        for place, plan in (
-            ("nodes" if found.elsewhere else "arena", found),
-            ("arena", found.here(num_local, self._block_tokens)),
-        ):
-            if plan is not None and plan.num_tokens > num_local:
-                plans.setdefault(plan.num_tokens - num_local, (place, plan))
+        plans: dict[int, Match] = {}
+        for plan in found.parts(num_local, self._block_tokens):
+            plans.setdefault(plan.num_tokens - num_local, plan)
         view = RelayView(
             prompt_tokens=request.num_tokens,
             local_tokens=num_local,
             candidates=tuple(
-                Candidate(place, num_tokens, len(plan.headers) * slot_bytes)
-                for num_tokens, (place, plan) in plans.items()
+                Candidate(plan.place, num_tokens, len(plan.headers) * slot_bytes)
+                for num_tokens, plan in plans.items()
             ),
             requests_waiting=sum(not other.admitted for other in self._tracked.values()),
             requests_running=sum(other.admitted for other in self._tracked.values()),
@@ -267,7 +264,7 @@ class SchedulerHalf:
             return decision
         if decision.num_tokens not in plans:
             raise RuntimeError(f"{self._policy.name} asks for {decision.num_tokens} tokens")
-        _, chosen = plans[decision.num_tokens]
+        chosen = plans[decision.num_tokens]
         now_ns = time.monotonic_ns()
         until_ns = now_ns + int(self._settings.load_deadline_s * 1e9) + LEASE_GRACE_NS
         for depth, header in enumerate(chosen.local):
@@ -284,11 +281,11 @@ class SchedulerHalf:
         plan = tracked.plan
         if plan is None:
             raise RuntimeError("vLLM loads tokens that were not offered")
-        elsewhere = plan.match.elsewhere
+        absent = plan.match.absent
         blocks = tuple(
             LoadBlock(
                 block_id,
-                None if number in elsewhere else header.slot,
+                None if number in absent else header.slot,
                 header.state,
                 header.checksum,
                 header.key,
@@ -437,12 +434,13 @@ class SchedulerHalf:
             relayed_tokens=relayed,
             tail_tokens=tail,
             num_bytes=num_bytes,
-            load_path=("nodes" if fetched and fetched.num_bytes else "arena") if relayed else None,
+            load_path=_load_path(fetched) if relayed else None,
             sources=fetched.sources if fetched else (),
             transport=fetched.transport if fetched else "",
             path=fetched.path if fetched else "",
             codec=fetched.codec if fetched else "",
             fetched_bytes=fetched.num_bytes if fetched else 0,
+            decoded_bytes=fetched.decoded_bytes if fetched else 0,
             wire_bytes=fetched.wire_bytes if fetched else 0,
             transfer_queue_s=fetched.queue_s if fetched else 0.0,
             transfer_s=fetched.transfer_s if fetched else 0.0,
@@ -464,3 +462,10 @@ class SchedulerHalf:
                 "faults": self.breaker.faults,
             },
         )
+
+
+def _load_path(fetched: FetchEnded | None) -> str:
+    """The slowest place that blocks have come from."""
+    if fetched is not None and fetched.num_bytes:
+        return "nodes"
+    return "encoded" if fetched is not None and fetched.decoded_bytes else "arena"

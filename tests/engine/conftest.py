@@ -4,15 +4,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from harness import Engine, tiny_llama
-from nodes import Node, Wire
+from harness import Engine, Settled, tiny_llama
+from nodes import Node, Wire, no_peer
 
+from kvrelay.relay import demotion
+from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.client import StoreClient
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
+from kvrelay.relay.transfer import Transfers
 from kvrelay.relay.transports.isolated import IsolatedTransport
 
 
@@ -28,8 +30,12 @@ def address() -> str:
 
 @pytest.fixture(scope="session")
 def server(address: str) -> Iterator[StoreServer]:
-    server = StoreServer(StoreCore(64 << 20, time.monotonic_ns), address)
+    core = StoreCore(64 << 20, time.monotonic_ns, encoded_bytes=64 << 20)
+    catalog = Catalog(core.incarnation)
+    server = StoreServer(core, address, catalog)
+    transfers = Transfers(server, catalog=catalog, node_id="n0", peer=no_peer, make_transports=dict)
     yield server
+    transfers.close()
     server.close()
 
 
@@ -74,28 +80,18 @@ def pair(near_pair: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
     return near_pair
 
 
-class Settled:
-    """An engine after whose every call all nodes have heard of what it saved."""
-
-    def __init__(self, engine: Engine, wire: Wire) -> None:
-        self._engine, self._wire = engine, wire
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._engine, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            answer = function(*args, **kwargs)
-            self._wire.settle()
-            return answer
-
-        return call
+@pytest.fixture
+def demoting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores demote whatever nobody has leased, at once."""
+    monkeypatch.setattr(demotion, "HIGH_MARK", 0.0)
+    monkeypatch.setattr(demotion, "LOW_MARK", 0.0)
 
 
 @pytest.fixture(scope="session")
 def wire() -> Iterator[Wire]:
     wire = Wire()
     for name in ("n1", "n2"):
-        wire.add(name, more={"nixl": IsolatedTransport()})
+        wire.add(name, more={"nixl": IsolatedTransport()}, encoded_bytes=64 << 20)
     yield wire
     wire.close()
 
@@ -125,7 +121,7 @@ def distant_pair(
     for node in wire.nodes.values():
         node.server.call(StoreCore.clear)
     wire.settle()
-    yield tuple(Settled(engine, wire) for engine in distant_engines)
+    yield tuple(Settled(engine, wire.settle) for engine in distant_engines)
     for engine in distant_engines:
         engine.run()
         state = engine.state()

@@ -41,11 +41,12 @@ class Node:
         capacity_bytes: int,
         codec: str,
         more: dict[str, Transport] | None,
+        encoded_bytes: int,
     ) -> None:
         self.name, self.wire = name, wire
         self.address = f"kvrelay-test-{uuid.uuid4().hex}"
         self.transport = MemoryTransport()
-        core = StoreCore(capacity_bytes, time.monotonic_ns)
+        core = StoreCore(capacity_bytes, time.monotonic_ns, encoded_bytes)
         self.catalog = Catalog(core.incarnation)
         self.server = StoreServer(core, self.address, self.catalog, self._changed)
         self.transfers = Transfers(
@@ -108,9 +109,10 @@ class Wire:
         capacity_bytes: int = 64 << 20,
         codec: str = "raw",
         more: dict[str, Transport] | None = None,
+        encoded_bytes: int = 0,
     ) -> Node:
         """A node; `more` transports are there beside the one in memory."""
-        node = self.nodes[name] = Node(self, name, capacity_bytes, codec, more)
+        node = self.nodes[name] = Node(self, name, capacity_bytes, codec, more, encoded_bytes)
         node.publish()
         return node
 
@@ -135,6 +137,11 @@ class Wire:
         for node in self.nodes.values():
             node.close()
         self.pool.shutdown()
+
+
+def no_peer(name: str) -> "WirePeer":
+    """Where there is one node only."""
+    raise TransferError(f"no node {name}")
 
 
 class WirePeer:
@@ -262,6 +269,14 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < end, "condition did not come true"
         time.sleep(0.01)
+
+
+def wait_demoted(server: StoreServer) -> None:
+    """Wait until nothing is left in the arena."""
+    end = time.monotonic() + 10
+    while server.call(StoreCore.stats)["used_bytes"]:
+        assert time.monotonic() < end, server.call(StoreCore.stats)
+        time.sleep(0.002)
 
 
 def share(node: Node, reader: Reader, seed: int, count: int) -> list[bytes]:

@@ -3,29 +3,47 @@
 from collections.abc import Iterator
 
 import pytest
-from harness import BLOCK, Engine, text_tokens
+from harness import BLOCK, Engine, Settled, text_tokens
+from nodes import wait_demoted
 
 Pair = tuple[Engine, Engine]
 OTHER = [7, 11, 13, 17]
 
 
-WAYS = [None, ("memory", "raw"), ("nixl", "raw"), ("nixl", "lz4"), ("nixl", "split")]
+NEAR = ["one-node", "one-node-encoded"]
+DISTANT = ["memory-raw", "nixl-raw", "nixl-lz4", "nixl-split", "memory-raw-encoded"]
+DISTANT += ["nixl-split-encoded"]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: "-".join(way) if way else "one-node")
+@pytest.fixture(params=NEAR + DISTANT)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """A and B on one node, or each on its own, between stores without Ray (nodes.py)."""
-    way = request.param
-    if way is None:
-        yield request.getfixturevalue("near_pair")
+    """A and B on one node, or each on its own, between stores without Ray (nodes.py).
+
+    Whatever is saved is demoted before it is looked for, where the way ends so.
+    """
+    way: str = request.param
+    is_encoded = way.endswith("-encoded")
+    if is_encoded:
+        request.getfixturevalue("demoting")
+    if way in NEAR:
+        near: Pair = request.getfixturevalue("near_pair")
+        server = request.getfixturevalue("server")
+        yield tuple(Settled(e, lambda: wait_demoted(server)) for e in near) if is_encoded else near
         return
-    pair = request.getfixturevalue("distant_pair")
+    distant = request.getfixturevalue("distant_pair")
     wire = request.getfixturevalue("wire")
-    for node in wire.nodes.values():
-        node.transfers.routes.transport, node.transfers.routes.codec = way
-    yield pair
+    nodes = wire.nodes.values()
+    for node in nodes:
+        routes = node.transfers.routes
+        routes.transport, routes.codec = way.removesuffix("-encoded").split("-")
+
+    def settle() -> None:
+        for node in nodes:
+            wait_demoted(node.server)
+
+    yield tuple(Settled(e, settle) for e in distant) if is_encoded else distant
     fetched = wire.nodes["n2"].transfers.counters
-    assert fetched["failed_transfer_failed"] == 0
+    assert fetched["failed_transfer_failed"] == fetched["failed_load_corrupt"] == 0
 
 
 @pytest.mark.parametrize(
@@ -137,3 +155,16 @@ def test_salts_do_not_meet(pair: Pair) -> None:
     for salt in (None, "tenant-2"):
         assert b.one(prompt + OTHER, salt=salt)["record"]["reason"] == "no_source"
     assert b.one(prompt + OTHER, salt="tenant-1")["record"]["relayed_tokens"] == 4 * BLOCK
+
+
+@pytest.mark.usefixtures("demoting")
+def test_what_was_demoted_is_said_to_come_from_there(near_pair: Pair, server) -> None:
+    a, b = near_pair
+    prompt = text_tokens(7, 6 * BLOCK)
+    a.one(prompt)
+    wait_demoted(server)
+    record = b.one(prompt + OTHER)["record"]
+    assert (record["load_path"], record["codec"]) == ("encoded", "split")
+    assert record["relayed_tokens"] == 6 * BLOCK
+    assert record["decoded_bytes"] == record["num_bytes"] > 0
+    assert (record["fetched_bytes"], record["sources"]) == (0, ())

@@ -57,6 +57,8 @@ def test_sizes_refused(text: Any) -> None:
         ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
+        ({"relay": {"encoded_bytes": -1}}, "relay.encoded_bytes: a size must be positive"),
+        ({"relay": {"encoded_bytes": False}}, "relay.encoded_bytes: False is not a size"),
         ({"relay": {"load_deadline_s": 0}}, "relay.load_deadline_s: "),
         ({"http": {"port": 70000}}, "http.port: "),
         ({"http": {"node": "a b"}}, "http.node: a label's value is up to 63 letters"),
@@ -147,9 +149,18 @@ def test_who_relays() -> None:
     assert not any(off.relays(agent) for agent in off.agents)
 
 
+@pytest.mark.parametrize(
+    ("written", "num_bytes"), [(0, 0), ("0", 0), ("1GiB", 2**30), (4096, 4096)]
+)
+def test_encoded_blocks_may_have_no_room(written: object, num_bytes: int) -> None:
+    config = load_config(base(relay={"encoded_bytes": written}))
+    assert config.relay.settings("a").encoded_bytes == num_bytes
+
+
 def test_relay_settings() -> None:
     config = load_config(base(relay={"policy": "min_tokens:5", "capacity_bytes": "1GiB"}))
     settings = config.relay.settings("a")
+    assert settings.encoded_bytes == 0
     assert (settings.policy, settings.capacity_bytes, settings.agent) == (
         "min_tokens:5",
         2**30,

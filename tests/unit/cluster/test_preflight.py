@@ -45,6 +45,8 @@ def test_relay_off_needs_no_store() -> None:
     without = load_config({**CONFIG.model_dump(), "relay": {"enabled": False}})
     difference = preflight.needed_bytes(CONFIG) - preflight.needed_bytes(without)
     assert difference == CONFIG.relay.capacity_bytes
+    more = load_config({**CONFIG.model_dump(), "relay": {"encoded_bytes": "1GiB"}})
+    assert preflight.needed_bytes(more) == preflight.needed_bytes(CONFIG) + 2**30
 
 
 def test_too_little_shared_memory(tmp_path: Path) -> None:

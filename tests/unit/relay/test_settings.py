@@ -22,6 +22,7 @@ def test_settings_survive_the_way_through_the_engine() -> None:
         {"max_loads_in_flight": 0},
         {"max_held_fraction": 0},
         {"capacity_bytes": 0},
+        {"encoded_bytes": -1},
     ],
 )
 def test_impossible_settings_are_refused(extra: dict) -> None:
@@ -49,9 +50,11 @@ def test_no_container_limit(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_names_the_remedy() -> None:
-    memory.require_capacity(1 << 30, 2 << 30)
+    memory.require_capacity(1 << 30, 0, 2 << 30)
     with pytest.raises(OutOfMemory, match=r"relay\.capacity_bytes.*lower"):
-        memory.require_capacity(2 << 30, 2 << 30)
+        memory.require_capacity(2 << 30, 0, 2 << 30)
+    with pytest.raises(OutOfMemory, match=r"relay\.encoded_bytes for 1\.00 GiB.*lower"):
+        memory.require_capacity(1 << 30, 1 << 30, 2 << 30)
 
 
 def fingerprint(**changes: object) -> bytes:

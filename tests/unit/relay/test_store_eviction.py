@@ -127,3 +127,12 @@ def test_clear_and_drop_leave_the_policy_in_step(core: StoreCore, clock: Any) ->
     assert core.clear() == 8
     core.check_integrity()
     assert save(core, client, blocks) == 6
+
+
+def test_a_block_that_names_itself_as_its_parent_harms_nobody(core: StoreCore, clock: Any) -> None:
+    client = core.connect()
+    (key, _, tokens) = chain(1, 1)[0]
+    assert save(core, client, [(key, key, tokens)]) == 1
+    clock.advance(10)
+    assert save(core, client, chain(2, 8)) == 8
+    assert not held(core, [(key, key, tokens)])

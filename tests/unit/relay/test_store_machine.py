@@ -1,13 +1,16 @@
 """A hypothesis state machine over the store: any history keeps its invariants."""
 
+import numpy as np
 import pytest
 import xxhash
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from kvrelay.relay import index
+from kvrelay.relay import demotion, index
 from kvrelay.relay.arena import NO_KEY
+from kvrelay.relay.codecs.base import codec, max_encoded_bytes
+from kvrelay.relay.encoded import PAGE_BYTES, EncodedBlock
 from kvrelay.relay.errors import ProtocolError
 from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
 from kvrelay.relay.leases import LeaseRow
@@ -22,6 +25,10 @@ def block(number: int) -> tuple[BlockKey, bytes]:
     return child_key(ROOT, tokens), tokens
 
 
+def raw(key: bytes, num_bytes: int) -> bytes:
+    return key * (num_bytes // 32)
+
+
 class StoreMachine(RuleBasedStateMachine):
     clients = Bundle("clients")
     reservations = Bundle("reservations")
@@ -29,11 +36,14 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ns = 1_000
-        self.core = StoreCore(6 * 4096, lambda: self.now_ns)
+        self.core = StoreCore(6 * 4096, lambda: self.now_ns, 5 * PAGE_BYTES)
         self.slabs = [self.core.open_slab(size, 2) for size in SIZES]
         self.alive: dict[int, object] = {}  # client id: its life, since ids are used again
         self.rows: dict[tuple[int, int], LeaseRow] = {}
         self.leased: dict[tuple[int, int], tuple[int, bytes, int]] = {}
+        self.demotion: demotion.Demotion | None = None
+        self.encoding = np.empty(0, np.uint8)
+        self.pinned: list[EncodedBlock] = []
 
     @rule(target=clients)
     def connect(self) -> int:
@@ -96,6 +106,53 @@ class StoreMachine(RuleBasedStateMachine):
             self.rows[client, slab].take(header.slot, self.now_ns + 100)
             self.leased[slab, header.slot] = (self.now_ns + 100, header.key, client)
 
+    @rule(share=st.sampled_from([0.0, 0.5, 0.8]))
+    def begin_demotion(self, share: float) -> None:
+        if self.demotion is not None:
+            return
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(demotion, "LOW_MARK", share)
+            self.demotion = demotion.begin(self.core)
+        if self.demotion is not None:
+            source = self.demotion.shelf.slab.data(self.demotion.header.slot)
+            room = np.empty(max_encoded_bytes(len(source)), np.uint8)
+            self.encoding = room[: codec(demotion.CODEC).encode_into(source, room)]
+
+    @rule()
+    def place_demotion(self) -> None:
+        each = self.demotion
+        if each is None or each.pages is not None:
+            return
+        if demotion.place(self.core, each, self.encoding.size) is None:
+            self.end_demotion(damaged=False)
+
+    @rule()
+    def finish_demotion(self) -> None:
+        each = self.demotion
+        if each is not None and each.pages is not None:
+            each.memory.write(each.pages, self.encoding)
+            demotion.finish(self.core, each, self.encoding.size)
+            self.end_demotion(damaged=False)
+
+    @rule(damaged=st.booleans())
+    def end_demotion(self, damaged: bool) -> None:
+        each, self.demotion = self.demotion, None
+        if each is not None:
+            demotion.end(self.core, each, damaged)
+            key = each.header.key
+            self.leased = {at: it for at, it in self.leased.items() if not damaged or it[1] != key}
+
+    @rule(slab=st.sampled_from([0, 1]), number=st.integers(0, 40))
+    def pin(self, slab: int, number: int) -> None:
+        found = self.core.pin_encoded(slab, block(number)[0], self.now_ns)
+        if found is not None:
+            self.pinned.append(found)
+
+    @rule()
+    def unpin(self) -> None:
+        if self.pinned:
+            self.pinned.pop().unpin()
+
     @rule(ns=st.integers(1, 150))
     def wait(self, ns: int) -> None:
         self.now_ns += ns
@@ -126,6 +183,17 @@ class StoreMachine(RuleBasedStateMachine):
                 data = bytes(memory.data(header.slot))
                 assert data == header.key * (len(data) // 32)
                 assert xxhash.xxh3_128_digest(data) == header.checksum
+
+    @invariant()
+    def what_is_encoded_is_what_was_written(self) -> None:
+        held = [each for shelf in self.core.shelves for each in shelf.encoded.values()]
+        for each in held + self.pinned:
+            size = next(
+                s for s in SIZES if xxhash.xxh3_128_digest(raw(each.key, s)) == each.checksum
+            )
+            target = np.empty(size, np.uint8)
+            assert each.decode_to(target.data, np.empty(max_encoded_bytes(size), np.uint8))
+            assert target.tobytes() == raw(each.key, size)
 
 
 TestStore = StoreMachine.TestCase
