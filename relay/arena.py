@@ -11,7 +11,7 @@ Who writes what (nothing needs a lock, since every word has one writer at a time
     superblock, tables, headers, tokens   the store
     data of a reserved slot               the client that reserved it, until commit or abort
     lease row c                           client c
-    last access                           any reader; a lost update only blurs the LRU order
+    last access                           any reader; a lost update only blurs what eviction knows
 
 A header's state word is generation << 1 | sealed. The store clears `sealed` and raises the
 generation before a slot is reused. So a reader that finds the same sealed state after its

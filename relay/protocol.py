@@ -141,7 +141,7 @@ class LandedBlock(msgspec.Struct, frozen=True):
 
 
 class Landed(msgspec.Struct, tag=True, frozen=True):
-    """More of a fetch has come; leased for the client until EndFetch or the deadline."""
+    """More of a fetch has come; leased until EndFetch, or a second past the deadline."""
 
     number: int
     blocks: list[LandedBlock]
@@ -158,8 +158,7 @@ class FetchEnded(msgspec.Struct, tag=True, frozen=True):
         decoded_bytes: KV bytes that this node held encoded.
         wire_bytes: bytes that were moved for them.
         queue_s: waited for others' reads from the same source.
-        transfer_s: from the first question to a source, or the first decoding, until the last
-            block was verified.
+        transfer_s: from the fetch's arrival to its end; 0 if nothing came or was decoded.
     """
 
     number: int

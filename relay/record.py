@@ -34,8 +34,7 @@ class RelayRecord:
         decoded_bytes: KV bytes that this node held encoded.
         wire_bytes: bytes moved between nodes for them.
         transfer_queue_s: waited for other reads from the same source.
-        transfer_s: from the first question to a source, or the first decoding, to the last
-            block verified here.
+        transfer_s: from the load's arrival at this node's store to the last block verified here.
         lookup_s: time of the look-up.
         queue_s: from arrival to the first decision.
         load_wait_s: from handing the load over to its first copy.
