@@ -230,7 +230,7 @@ class Demoter:
             source = slab.data(slot)
             room = self._room(slab.geometry.slot_bytes)
             encoding = room[: coder.encode_into(source, room)]
-            # The check costs a tenth of the encoding, and damage is not handed on.
+            # The check costs a fifth of the encoding, and damage is not handed on.
             damaged = xxhash.xxh3_128_digest(source) != demotion.header.checksum
             if damaged:
                 return

@@ -2,7 +2,7 @@
 
 The memory is cut into pages and an encoding takes any that are free, since encodings differ in
 length: no gap is left that nothing fits into. So an encoding is put together again before it is
-decoded or offered, which takes a fifth of the time of decoding it.
+decoded or offered, which takes half the time of decoding it (0.2 ms for a block of 2.9 MB).
 
 Everything here is called in the store's thread but for the moving of bytes: an encoding is
 written by whoever took its pages, before anybody can find it, and read by whoever has pinned it,

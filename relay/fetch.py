@@ -86,8 +86,7 @@ class Fetch:
         for read in list(self._reads):
             if not read.complete and not read.given_up:
                 self._advance(read)
-        for key in list(self._encoded)[:ENCODED_BLOCKS]:  # then others have their turn
-            self._decode(key)
+        self._decode()
         reading = not all(read.complete for read in self._reads)
         if not (reading or self._encoded or self._elsewhere):
             self._finish(self._cut)
@@ -268,28 +267,41 @@ class Fetch:
         if read.complete:
             self._over(read)
 
-    def _decode(self, key: bytes) -> None:
-        """Bring a block into its slot that this node holds encoded."""
-        block, slab = self._encoded.get(key), self._slab
-        if block is None or slab is None:
-            return  # what came before it was damaged
-        slot, num_bytes = self._granted[key], slab.geometry.slot_bytes
-        if block.decode_to(slab.data(slot), self._t.room(num_bytes)):
-            self._commit([Entry(slot, *_content(block))])
-            self._totals.decoded_bytes += num_bytes
-            self._totals.codecs[block.codec] = None
-            self._t.counters["decoded_blocks"] += 1
-            self._unpin([key])
-            return
+    def _decode(self) -> None:
+        """Bring a few blocks into their slots that this node holds encoded."""
+        slab = self._slab
+        good: list[bytes] = []
+        damaged = None
+        for key, block in list(self._encoded.items())[:ENCODED_BLOCKS]:  # then others' turn
+            if slab is None or damaged is not None:
+                break
+            room = self._t.room(slab.geometry.slot_bytes)
+            if block.decode_to(slab.data(self._granted[key]), room):
+                good.append(key)
+            else:
+                damaged = key
+        if good and slab is not None:
+            blocks = [self._encoded.pop(key) for key in good]
+            self._commit([Entry(self._granted[b.key], *_content(b)) for b in blocks], blocks)
+            self._totals.decoded_bytes += slab.geometry.slot_bytes * len(good)
+            self._totals.codecs |= {block.codec: None for block in blocks}
+            self._t.counters["decoded_blocks"] += len(good)
+        if damaged is not None:
+            self._drop_damaged(damaged)
+
+    def _drop_damaged(self, key: bytes) -> None:
+        """An encoding of this node is of no use; the block may come from another place."""
         self._t.counters[f"failed_{Reason.LOAD_CORRUPT}"] += 1
         logger.error("an encoded block is damaged and dropped")
         self._unpin([key])
         self._t.server.call(lambda core: core.drop([key]))
-        if self._plan() is not None:  # it comes from no other place either
+        if self._plan() is not None:
             self._cut = self._cut or Reason.LOAD_CORRUPT
 
-    def _commit(self, entries: list[Entry]) -> None:
+    def _commit(self, entries: list[Entry], decoded: Sequence[EncodedBlock] = ()) -> None:
         def commit(core: StoreCore) -> None:
+            for block in decoded:
+                block.unpin()
             core.commit(self._t.own_id(core), self._slab_id, entries)
             held = [core.held(self._slab_id, entry.key) for entry in entries]
             self._lease(core, [header for header in held if header is not None])

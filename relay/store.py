@@ -239,7 +239,7 @@ class StoreCore:
             shelf.index.insert(header)
             self.counters["committed"] += 1
             if entry.key in shelf.encoded:
-                # Room is worth more than a second copy: to encode it again takes about 1 ms.
+                # Room is worth more than a second copy: to encode it again takes 0.8 ms.
                 self._discard(shelf, entry.key)
                 self.counters["promoted"] += 1
             else:

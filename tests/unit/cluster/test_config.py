@@ -58,7 +58,7 @@ def test_sizes_refused(text: Any) -> None:
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
         ({"relay": {"encoded_bytes": -1}}, "relay.encoded_bytes: a size must be positive"),
-        ({"relay": {"encoded_bytes": False}}, "relay.encoded_bytes: False is not a size"),
+        ({"relay": {"encoded_bytes": False}}, "relay.encoded_bytes: false is not a size"),
         ({"relay": {"load_deadline_s": 0}}, "relay.load_deadline_s: "),
         ({"http": {"port": 70000}}, "http.port: "),
         ({"http": {"node": "a b"}}, "http.node: a label's value is up to 63 letters"),

@@ -201,7 +201,7 @@ def test_a_source_that_came_back_empty_is_a_miss_and_then_as_good_as_before(
     assert reader.wait(number).failure == "transfer_failed"
     landed = reader.good(number)
     reader.fetches.end(number)
-    node = wire.nodes["n1"] = Node(wire, "n1", 64 << 20, "raw", None)
+    node = wire.nodes["n1"] = Node(wire, "n1", 64 << 20, "raw", None, 0)
     wait_for(lambda: not nodes[1].transfers.routes.is_suspect("n1"))
     # It has not published yet: the others still believe in what the old one held.
     assert nodes[1].catalog.places(keys[-1]) == ["n1"]
