@@ -45,7 +45,7 @@ def at_first(bed: Bed, command: list[str], folder: Path) -> subprocess.Completed
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=590,
         )
 
 
