@@ -65,10 +65,17 @@ def _one(*reasons: Reason) -> tuple[Variant, ...]:
 
 FAULTS: Mapping[str, Fault] = {
     "link_down": Fault(_one(*_CUT_OFF), seconds=9),
-    "node_lost": Fault(_one(*_CUT_OFF), share=1, seconds=45),
+    # A store may finish what it moves before it finds that its Ray is gone.
+    "node_lost": Fault(
+        (Variant("raylet", _CUT_OFF | {Reason.RELAYED}), Variant("machine", _CUT_OFF)),
+        share=1,
+        seconds=45,
+    ),
     "store_killed": Fault(
         (
-            Variant("source", _CUT_OFF),
+            Variant("source", _CUT_OFF, (NIXL, SPLIT)),
+            # Ray may have the objects on their way, and gives them out without their owner.
+            Variant("owner", _CUT_OFF | {Reason.RELAYED}, (PLASMA,)),
             Variant("sink", frozenset({Reason.STORE_UNAVAILABLE})),
         ),
         seconds=12,
@@ -179,7 +186,7 @@ def plan(count: int, seed: int) -> list[Injection]:
         fault = FAULTS[name]
         kinds = [(variant, way) for variant in fault.variants for way in variant.ways]
         rng.shuffle(kinds)
-        # Variants take turns, however many ways each has.
+        # Every form once before any comes by its second way.
         in_turn = itertools.cycle(sorted(kinds, key=partial(_turn, kinds)))
         for variant, way in itertools.islice(in_turn, number):
             moment = rng.choice(MOMENTS) if fault.in_transfer else None

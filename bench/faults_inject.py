@@ -100,18 +100,23 @@ class SlowPeer(Strike):
 
 
 class NodeLost(Strike):
-    """A's node fails."""
+    """A's node fails: its Ray, on which the rest hangs, or all of it at once."""
 
     kills = True
     kills_a = True
-
     _raylet: psutil.Process
+    _rest: Sequence[psutil.Process] = ()
 
     def aim(self) -> None:
-        self._raylet = self.lab.bed.raylet(self.lab.far.node)
+        node = self.lab.far.node
+        self._raylet = self.lab.bed.raylet(node)
+        if self.injection.variant.name == "machine":
+            self._rest = self.lab.bed.processes(node)
 
     def strike(self) -> None:
-        self._raylet.kill()
+        for process in (self._raylet, *self._rest):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.lab.kill_far_engines()
 
     def lift(self) -> None:

@@ -64,8 +64,10 @@ def test_forms_and_ways_take_turns() -> None:
     injections = faults.plan(200, seed=1)
     for name, fault in FAULTS.items():
         mine = [injection for injection in injections if injection.fault == name]
-        forms = Counter(injection.variant.name for injection in mine)
-        assert max(forms.values()) - min(forms.values()) <= 2
+        kinds = Counter((injection.variant.name, injection.way) for injection in mine)
+        assert max(kinds.values()) - min(kinds.values()) <= 1
+        forms = {injection.variant.name for injection in mine}
+        assert len(mine) < len(fault.variants) or forms == {v.name for v in fault.variants}
         for injection in mine:
             assert injection.way in injection.variant.ways
             assert (injection.after_blocks is not None) == fault.in_transfer
@@ -80,7 +82,7 @@ def test_every_fault_can_be_made_and_explained() -> None:
         assert all(variant.reasons for variant in fault.variants)
         assert {way for variant in fault.variants for way in variant.ways} <= set(WAYS)
         sites = {variant.name for variant in fault.variants}
-        assert "sink" not in sites or sites == {"source", "sink"}
+        assert "sink" not in sites or "source" in sites
 
 
 def test_bytes_that_ray_moves_do_not_stop_with_the_store() -> None:
