@@ -22,7 +22,7 @@ from kvrelay.relay.directory import SILENCE_S, Batch, Changes, Cursor, Directory
 from kvrelay.relay.errors import RelayError, StoreUnavailable
 from kvrelay.relay.lending import Ask, Lent
 from kvrelay.relay.names import NAMESPACE, directory_name, store_address, store_name, store_prefix
-from kvrelay.relay.peers import Peers
+from kvrelay.relay.peers import TAKE_BACK, Peers
 from kvrelay.relay.routes import Routes
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.settings import RelaySettings
@@ -171,7 +171,8 @@ class KVStore:
                 whole = not ray.get(directory.publish.remote(batch), timeout=5)
                 if whole:
                     self._changed.set()
-            except (ray.exceptions.RayError, ValueError, TimeoutError):
+            except Exception as error:
+                _log_unforeseen(error)
                 whole = True  # something was lost on the way: say everything next time
 
     def _whole(self, core: StoreCore) -> Batch:
@@ -199,7 +200,8 @@ class KVStore:
                 if self._catalog.nodes() and not self._ready:
                     self._ready = self._transfers.warm_up()
                     self._changed.set()
-            except (ray.exceptions.RayError, ValueError, TimeoutError):
+            except Exception as error:
+                _log_unforeseen(error)
                 if time.monotonic() - heard_s > SILENCE_S and cursor is not None:
                     # Whoever is out of reach is no source; all is told again afterwards.
                     self._catalog.clear()
@@ -235,7 +237,7 @@ def ensure_store(settings: RelaySettings) -> StoreHandle:
     routes = Routes(settings.transport, settings.codec)
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor = (
-        ray.remote(KVStore)
+        ray.remote(concurrency_groups={TAKE_BACK: 1})(KVStore)
         .options(name=store_name(node_id), scheduling_strategy=here, max_concurrency=8, **common)
         .remote(address, settings.capacity_bytes, settings.encoded_bytes, node_id, routes)
     )
@@ -270,6 +272,12 @@ def shutdown_stores() -> int:
     with contextlib.suppress(ValueError):
         ray.kill(ray.get_actor(directory_name(), namespace=NAMESPACE))
     return len(handles)
+
+
+def _log_unforeseen(error: Exception) -> None:
+    """A thread that talks to the directory goes on whatever happens; its end would be silent."""
+    if not isinstance(error, ray.exceptions.RayError | ValueError | TimeoutError):
+        logger.exception("the directory could not be talked to", exc_info=error)
 
 
 def _reason(error: BaseException) -> str:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _CREDENTIALS = struct.Struct("3i")
 _POPULATE_STEP_BYTES = 16 << 20
+_ACCEPT_AGAIN_S = 0.01  # the listener stays readable: not at once
 
 
 class FetchDesk(Protocol):
@@ -151,7 +152,12 @@ class StoreServer:
             call()
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # no descriptors left, or the client has gone again
+            logger.warning("a connection could not be accepted: %s", error)
+            time.sleep(_ACCEPT_AGAIN_S)
+            return
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != os.getuid():
