@@ -165,7 +165,7 @@ def test_a_transport_that_does_not_work_gives_way_to_another(
     reader = Reader(second)
     keys = share(first, reader, 7, 4)
     first.transport.faults.stall_after = 0
-    ended = reader.fetch(keys, seconds=0.3)
+    ended = reader.fetch(keys, seconds=1.5)
     assert ended.failure == "load_deadline"
     reader.fetches.end(ended.number)
     first.transport.faults.stall_after = None  # which nobody knows
