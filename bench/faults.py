@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -148,6 +148,11 @@ class Injection:
     def seconds(self) -> float:
         """What it takes, roughly."""
         return FAULTS[self.fault].seconds
+
+    def earlier(self) -> Injection:
+        """The same, so that it strikes in time where this one came too late."""
+        moment = self.after_blocks
+        return self if moment is None else replace(self, after_blocks=moment // 2)
 
 
 def contradiction(

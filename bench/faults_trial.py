@@ -39,7 +39,7 @@ class Outcome:
     """What came of one injection; see `faults_rows.summarize`.
 
     Attributes:
-        missed: all blocks had come before the fault was there.
+        missed: all blocks had come before the fault was there, or came in spite of it.
         notes: what was wrong.
     """
 
@@ -208,6 +208,9 @@ class Trials:
         self._check_tokens("B", answer, right, outcome)
         outcome.reason = answer["record"]["reason"]
         variant = injection.variant
+        if injection.after_blocks is not None and outcome.reason == Reason.RELAYED:
+            # Where that may not be, all the rest was on its way when the fault came.
+            outcome.missed |= Reason.RELAYED not in variant.reasons
         if outcome.missed:
             variant = replace(variant, reasons=variant.reasons | {Reason.RELAYED})
         wrong = contradiction(answer["record"], variant, len(prompt.tokens), answer["cached"])

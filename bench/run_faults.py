@@ -89,7 +89,7 @@ def main(options: Options) -> None:
                 if not outcome.missed:
                     advance(injection.seconds)
                     continue
-                left.append(injection)
+                left.append(injection.earlier())
                 if (misses := misses + 1) > _MAX_MISSES + len(plan) // 4:
                     raise BenchError(
                         "faults come too late: all blocks have come over by then; this machine "

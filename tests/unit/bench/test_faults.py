@@ -60,6 +60,16 @@ def test_a_plan_is_its_seeds() -> None:
     assert faults.plan(30, seed=1) != faults.plan(30, seed=2)
 
 
+def test_what_came_too_late_strikes_earlier_the_next_time() -> None:
+    one = faults.Injection("slow_peer", FAULTS["slow_peer"].variants[0], PLASMA, 15)
+    moments = [one.after_blocks]
+    while (one := one.earlier()).after_blocks != moments[-1]:
+        moments.append(one.after_blocks)
+    assert moments == [15, 7, 3, 1, 0]
+    before_b_is_asked = faults.Injection("corrupt_bytes", one.variant, PLASMA, None)
+    assert before_b_is_asked.earlier() == before_b_is_asked
+
+
 def test_forms_and_ways_take_turns() -> None:
     injections = faults.plan(200, seed=1)
     for name, fault in FAULTS.items():
