@@ -235,6 +235,7 @@ def test_killed_or_stopped_store_and_killed_consumer(model: Path) -> None:
     a, b = Engine(model, address), Engine(model, address)
     prompt = text_tokens(41, 6 * BLOCK)
     a.one(prompt)
+    wait_for_store(b)
     # Stopped: look-ups go on, saves time out, no request waits for it.
     os.kill(store.process.pid, signal.SIGSTOP)
     start_s = time.monotonic()

@@ -22,7 +22,7 @@ PACKAGE_DIR: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 FOLDERS = sorted(PACKAGE_DIR.values())
 
 # What the import name does not tell about the distribution; the rest have one name.
-DISTRIBUTION = {"yaml": "pyyaml"}
+DISTRIBUTION = {"prometheus_client": "prometheus-client", "yaml": "pyyaml"}
 # Come with vllm (extras `cpu` and `gpu`), or are used by the tests' fakes and optional paths only.
 WITH_VLLM = {"torch", "transformers", "vllm", "huggingface_hub"}
 WITH_RAY = {"starlette", "aiohttp", "uvicorn"}
