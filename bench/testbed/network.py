@@ -4,7 +4,10 @@
     lo, kvrID1 198.18.x.y  <------ veth ------>  kvrID2 198.18.x.y+1, lo
         kvrID1t            <---- bridge.py ---->  kvrID2t
 
-The second way is made when a link has a round-trip time, and routes say which one is taken.
+The second way is made when a link has a round-trip time, and routes say which one TCP takes. They
+stand in a table of their own and are for the subnet: UCX connects by an interface only if no route
+in any table, to fewer addresses, goes by another one. So one to the other node alone goes by the
+veth pair.
 Both ends are made inside their namespaces: the machine's own network never sees them, so that
 nothing in it can collide. The addresses are nevertheless each bed's own, since Ray finds nodes by
 looking through the processes of the whole machine.
@@ -20,6 +23,7 @@ PREFIX = "kvrelay-"
 # Set aside for benchmarks of networks: RFC 2544, appendix C.2.2.
 ADDRESSES = ipaddress.ip_network("198.18.0.0/15")
 _SUBNET_BITS = 30
+_TCP_TABLE = "100"
 NUM_SUBNETS = 2 ** (_SUBNET_BITS - ADDRESSES.prefixlen)
 
 
@@ -54,6 +58,12 @@ class Network:
         """Both, in order."""
         return self.first, self.second
 
+    @property
+    def subnet(self) -> str:
+        """Both addresses, as a network."""
+        address = f"{self.first.address}/{_SUBNET_BITS}"
+        return str(ipaddress.ip_network(address, strict=False))
+
     @classmethod
     def of(cls, name: str, subnet: int) -> Network:
         """The network of a bed: names by its name (6 characters), addresses by number."""
@@ -83,15 +93,19 @@ class Network:
             commands.append([*inside, "address", "add", address, "dev", node.device])
             commands.append([*inside, "link", "set", "dev", "lo", "up"])
             commands.append([*inside, "link", "set", "dev", node.device, "up"])
+            commands.append([*inside, "rule", "add", "ipproto", "tcp", "lookup", _TCP_TABLE])
         return commands
 
     def route_commands(self, bridged: bool) -> list[list[str]]:
-        """Send what goes to the other node by the bridge, or by the veth pair."""
+        """Send TCP to the other node by the bridge, or by the veth pair."""
         commands = []
         for node, other in (self.nodes, self.nodes[::-1]):
+            ways: list[tuple[str, str, list[str]]] = [(f"{other.address}/32", node.device, [])]
             device = node.tunnel if bridged else node.device
-            route = ["route", "replace", f"{other.address}/32", "dev", device, "src", node.address]
-            commands.append(["ip", "-n", node.namespace, *route])
+            ways.append((self.subnet, device, ["table", _TCP_TABLE]))
+            for target, by, table in ways:
+                route = ["route", "replace", target, "dev", by, "src", node.address, *table]
+                commands.append(["ip", "-n", node.namespace, *route])
         return commands
 
     def remove_commands(self, existing: Collection[str]) -> list[list[str]]:

@@ -98,10 +98,16 @@ def test_beds_have_nothing_in_common() -> None:
 def test_each_node_reaches_the_other_by_one_way() -> None:
     first, second = NETWORK.nodes
     for bridged, device in ((False, first.device), (True, first.tunnel)):
-        there, back = NETWORK.route_commands(bridged)
-        assert there[:3] == ["ip", "-n", first.namespace] and back[2] == second.namespace
-        words = ["route", "replace", f"{second.address}/32", "dev", device, "src", first.address]
-        assert there[3:] == words
+        shown, there, *back = NETWORK.route_commands(bridged)
+        assert there[:3] == ["ip", "-n", first.namespace]
+        assert {command[2] for command in back} == {second.namespace}
+        rest = ["dev", device, "src", first.address, "table", "100"]
+        assert there[3:] == ["route", "replace", NETWORK.subnet, *rest]
+        # What UCX goes by.
+        rest = ["dev", first.device, "src", first.address]
+        assert shown[3:] == ["route", "replace", f"{second.address}/32", *rest]
+    subnet = ipaddress.ip_network(NETWORK.subnet)
+    assert {ipaddress.ip_address(node.address) for node in NETWORK.nodes} == set(subnet.hosts())
 
 
 def test_only_what_exists_is_removed() -> None:
