@@ -225,8 +225,15 @@ def put_what_fits(node: Node, seed: int) -> None:
 
 
 def test_a_store_that_ends_while_it_encodes_leaves_nothing(wire: Wire) -> None:
+    before = set(threading.enumerate())  # engines' stores of other tests may be among them
     node = wire.add("n1", NUM_SLOTS * SLOT, encoded_bytes=ENCODED_BYTES)
+
+    def encoders() -> list[threading.Thread]:
+        ours = set(threading.enumerate()) - before
+        return [thread for thread in ours if thread.name == "kvrelay-demote"]
+
     put(node, chain(8, NUM_SLOTS), SLOT, SIZE)
+    assert len(encoders()) == 1
     node.close()
     del wire.nodes["n1"]
-    wait_for(lambda: "kvrelay-demote" not in {each.name for each in threading.enumerate()}, 30.0)
+    wait_for(lambda: encoders() == [], 30.0)
