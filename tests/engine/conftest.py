@@ -23,12 +23,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address() -> str:
     return f"kvrelay-test-{uuid.uuid4().hex}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(address: str) -> Iterator[StoreServer]:
     core = StoreCore(64 << 20, time.monotonic_ns, encoded_bytes=64 << 20)
     catalog = Catalog(core.incarnation)
@@ -39,7 +39,7 @@ def server(address: str) -> Iterator[StoreServer]:
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engines(model: Path, server: StoreServer, address: str) -> Iterator[tuple[Engine, Engine]]:
     pair = (Engine(model, address, {"agent": "a"}), Engine(model, address, {"agent": "b"}))
     for engine in pair:
@@ -87,7 +87,7 @@ def demoting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demotion, "LOW_MARK", 0.0)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def wire() -> Iterator[Wire]:
     wire = Wire()
     for name in ("n1", "n2"):
@@ -96,7 +96,7 @@ def wire() -> Iterator[Wire]:
     wire.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def distant_engines(model: Path, wire: Wire) -> Iterator[tuple[Engine, Engine]]:
     addresses = [node.address for node in wire.nodes.values()]
     pair = tuple(
