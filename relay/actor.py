@@ -22,7 +22,7 @@ from kvrelay.relay.directory import SILENCE_S, Batch, Changes, Cursor, Directory
 from kvrelay.relay.errors import RelayError, StoreUnavailable
 from kvrelay.relay.lending import Ask, Lent
 from kvrelay.relay.names import NAMESPACE, directory_name, store_address, store_name, store_prefix
-from kvrelay.relay.peers import TAKE_BACK, Peers
+from kvrelay.relay.peers import Peers
 from kvrelay.relay.routes import Routes
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.settings import RelaySettings
@@ -36,6 +36,8 @@ COALESCE_S = 0.005  # between a change and its publication
 HEARTBEAT_S = 1.0
 WATCH_S = 1.0
 START_TIMEOUT_S = 60.0
+# Its calls have a thread of their own: they free what calls of `lend` may be waiting for.
+_TAKE_BACK = "take_back"
 
 
 class KVDirectory:
@@ -125,6 +127,7 @@ class KVStore:
         """Answer another node's store that wants to read blocks."""
         return self._transfers.lend(ask)
 
+    @ray.method(concurrency_group=_TAKE_BACK)
     def take_back(self, transport: str, number: int) -> None:
         """Another node's store has read what it was lent."""
         self._transfers.take_back(transport, number)
@@ -237,7 +240,7 @@ def ensure_store(settings: RelaySettings) -> StoreHandle:
     routes = Routes(settings.transport, settings.codec)
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     actor = (
-        ray.remote(concurrency_groups={TAKE_BACK: 1})(KVStore)
+        ray.remote(concurrency_groups={_TAKE_BACK: 1})(KVStore)
         .options(name=store_name(node_id), scheduling_strategy=here, max_concurrency=8, **common)
         .remote(address, settings.capacity_bytes, settings.encoded_bytes, node_id, routes)
     )

@@ -8,9 +8,6 @@ from kvrelay.relay.lending import Ask, Lent
 from kvrelay.relay.names import NAMESPACE, store_name
 from kvrelay.relay.transports.base import Offer, TransferError
 
-# Its calls have a thread of their own: they free what calls of `lend` may be waiting for.
-TAKE_BACK = "take_back"
-
 
 class Peers:
     """Gives the peer of a node; their actor handles are kept until they fail."""
@@ -47,8 +44,7 @@ class RayPeer:
 
     def take_back(self, offer: Offer) -> None:
         """See `Peer.take_back`."""
-        call = self._actor.take_back.options(concurrency_group=TAKE_BACK)
-        call.remote(offer.transport, offer.number)
+        self._actor.take_back.remote(offer.transport, offer.number)
 
 
 class RayAnswer:
