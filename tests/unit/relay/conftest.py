@@ -2,6 +2,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from nodes import Node, Reader, Wire, idle, wait_for
 
 from kvrelay.relay.store import StoreCore
 
@@ -30,3 +31,29 @@ def core(clock: FakeClock) -> Iterator[StoreCore]:
     core = StoreCore(capacity_bytes=8 * 4096, now_ns=clock)
     yield core
     core.check_integrity()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    """Several nodes of one process, which hold and owe nothing afterwards."""
+    wire = Wire()
+    yield wire
+    for node in wire.nodes.values():
+        node.transport.faults.stall_after = None
+    wait_for(lambda: all(idle(node) for node in wire.nodes.values()), 15.0)
+    for node in wire.nodes.values():
+        node.check()
+    wire.close()
+
+
+@pytest.fixture(params=["raw", "split"])
+def nodes(request: pytest.FixtureRequest, wire: Wire) -> tuple[Node, Node]:
+    return wire.add("n1", codec=request.param), wire.add("n2", codec=request.param)
+
+
+@pytest.fixture
+def reader(nodes: tuple[Node, Node]) -> Iterator[Reader]:
+    """An engine of the second node."""
+    reader = Reader(nodes[1])
+    yield reader
+    reader.close()

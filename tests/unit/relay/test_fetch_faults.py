@@ -21,30 +21,6 @@ class OtherTransport(MemoryTransport):
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
-    wire = Wire()
-    yield wire
-    for node in wire.nodes.values():
-        node.transport.faults.stall_after = None
-    wait_for(lambda: all(idle(node) for node in wire.nodes.values()), 15.0)
-    for node in wire.nodes.values():
-        node.check()
-    wire.close()
-
-
-@pytest.fixture(params=["raw", "split"])
-def nodes(request: pytest.FixtureRequest, wire: Wire) -> tuple[Node, Node]:
-    return wire.add("n1", codec=request.param), wire.add("n2", codec=request.param)
-
-
-@pytest.fixture
-def reader(nodes: tuple[Node, Node]) -> Iterator[Reader]:
-    reader = Reader(nodes[1])
-    yield reader
-    reader.close()
-
-
-@pytest.fixture
 def other(nodes: tuple[Node, Node]) -> Iterator[Reader]:
     """Another engine of the reader's node."""
     other = Reader(nodes[1])

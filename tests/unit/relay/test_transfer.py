@@ -1,7 +1,6 @@
 """Store to store on several nodes of one process, with faults at will."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,30 +10,6 @@ from kvrelay.relay.lending import Lent
 from kvrelay.relay.probe import lend_probe, probe
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    wire = Wire()
-    yield wire
-    for node in wire.nodes.values():
-        node.transport.faults.stall_after = None
-    wait_for(lambda: all(idle(node) for node in wire.nodes.values()), 15.0)
-    for node in wire.nodes.values():
-        node.check()
-    wire.close()
-
-
-@pytest.fixture(params=["raw", "split"])
-def nodes(request: pytest.FixtureRequest, wire: Wire) -> tuple[Node, Node]:
-    return wire.add("n1", codec=request.param), wire.add("n2", codec=request.param)
-
-
-@pytest.fixture
-def reader(nodes: tuple[Node, Node]) -> Iterator[Reader]:
-    reader = Reader(nodes[1])
-    yield reader
-    reader.close()
 
 
 def stalled(nodes: tuple[Node, Node], per_read: int) -> int:
