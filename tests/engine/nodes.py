@@ -191,11 +191,12 @@ def put(
     client.close()
 
 
-def chain(seed: int, count: int) -> list[tuple[bytes, bytes, bytes]]:
+def chain(seed: int, count: int, size: int = SIZE) -> list[tuple[bytes, bytes, bytes]]:
+    """Key, parent and tokens of the blocks of a sequence, of `size` tokens each."""
     blocks = []
     parent = ROOT
     for number in range(count):
-        tokens = pack_tokens([seed, number, 0, 0])
+        tokens = pack_tokens([seed, number, *[0] * (size - 2)])
         key = child_key(parent, tokens)
         blocks.append((bytes(key), bytes(parent), tokens))
         parent = BlockKey(key)

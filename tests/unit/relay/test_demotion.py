@@ -1,8 +1,10 @@
 """What goes from the arena to the encoded blocks, and what from there: by value for room."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import nodes
 import numpy as np
 import pytest
 import xxhash
@@ -12,11 +14,11 @@ from kvrelay.relay.catalog import ELSEWHERE, Catalog
 from kvrelay.relay.codecs.base import codec, max_encoded_bytes
 from kvrelay.relay.directory import Batch, Changes, Cursor
 from kvrelay.relay.encoded import PAGE_BYTES
-from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.keys import BlockKey
 from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.store import Entry, StoreCore
 
-ROOT = root_key(bytes(32))
+chain = partial(nodes.chain, size=2)
 SLOT = 4 * PAGE_BYTES
 NUM_SLOTS = 10
 ENCODED_BLOCKS = 4  # that fit
@@ -30,16 +32,6 @@ def core(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreCore]:
     core = StoreCore(NUM_SLOTS * SLOT, clock, ENCODED_BLOCKS * 4 * PAGE_BYTES)
     yield core
     core.check_integrity()
-
-
-def chain(first_token: int, length: int) -> Chain:
-    blocks, parent = [], ROOT
-    for number in range(length):
-        tokens = pack_tokens([first_token, number])
-        key = child_key(parent, tokens)
-        blocks.append((key, parent, tokens))
-        parent = key
-    return blocks
 
 
 def content(key: bytes) -> np.ndarray:

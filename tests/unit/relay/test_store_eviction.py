@@ -1,28 +1,19 @@
 """What the store evicts: what is worth least, children before their parents, leases kept."""
 
+from functools import partial
 from typing import Any
 
+import nodes
 import xxhash
 
 from kvrelay.relay.index import find
-from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.keys import BlockKey
 from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.store import Entry, StoreCore
 
-ROOT = root_key(bytes(32))
+chain = partial(nodes.chain, size=2)
 SLOT_BYTES = 4096
 NUM_SLOTS = 8
-
-
-def chain(first_token: int, length: int) -> list[tuple[BlockKey, BlockKey, bytes]]:
-    """Key, parent and tokens of the blocks of a sequence."""
-    blocks, parent = [], ROOT
-    for number in range(length):
-        tokens = pack_tokens([first_token, number])
-        key = child_key(parent, tokens)
-        blocks.append((key, parent, tokens))
-        parent = key
-    return blocks
 
 
 def save(core: StoreCore, client: int, blocks: list[tuple[BlockKey, BlockKey, bytes]]) -> int:
