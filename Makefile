@@ -35,7 +35,7 @@ lint: setup typing  ## ruff, its formatting, and who may import whom
 types: setup typing  ## mypy: strict in policies/ and relay/, annotated everywhere
 	$(BIN)/mypy
 
-test: setup  ## every test, real engines included (about 20 minutes on 2 cores)
+test: setup  ## every test, real engines included (about half an hour on 2 cores)
 	$(BIN)/python -m pytest tests $(ARGS)
 
 test-fast: setup  ## tests without engines (under a minute)
