@@ -7,26 +7,12 @@ checked here, once, so that a typing error is an answer and not a silent default
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
 from kvrelay.agents.errors import RequestError
+from kvrelay.policies.modes import OPEN_MODES, Mode
 
 FIELD = "kv_transfer_params.kvrelay"
-
-
-class Mode(StrEnum):
-    """What a request may ask of relay."""
-
-    AUTO = "auto"  # the policy decides
-    RECOMPUTE = "recompute"  # take nothing from other engines
-    RELAY = "relay"  # relay against the policy's advice
-    LOOKUP_ONLY = "lookup_only"  # say what could be relayed, then recompute
-    PULL_AND_DISCARD = "pull_and_discard"  # move the KV, then recompute
-
-
-# The others tell a caller what somebody else has asked, or spend the cluster's bandwidth.
-OPEN_MODES = frozenset({Mode.AUTO, Mode.RECOMPUTE})
 
 
 def parse_mode(kv_transfer_params: Mapping[str, Any] | None) -> Mode:

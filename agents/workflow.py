@@ -15,9 +15,9 @@ from typing import Any
 
 from openai import APIError, OpenAI
 
-from kvrelay.agents.control import Mode
 from kvrelay.agents.errors import WorkflowError
 from kvrelay.agents.layout import ChatLayout
+from kvrelay.policies.modes import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     NO_SOURCE = "no_source"  # nobody holds a block beyond what is cached locally
     LOCAL_HIT = "local_hit"  # the local prefix cache already covers all that is held
     MODE_RECOMPUTE = "mode_recompute"  # the request asked for it
+    MODE_LOOKUP_ONLY = "mode_lookup_only"  # the request asked what is held, not to have it
     POLICY_NEVER = "policy_never"
     TOO_FEW_TOKENS = "too_few_tokens"
     LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
@@ -40,6 +41,7 @@ class Reason(StrEnum):
     TRANSFER_FAILED = "transfer_failed"  # another node could not be read from
     SOURCE_LOST = "source_lost"  # nobody holds a block any more that was there at look-up
     NO_ROOM = "no_room"  # this node's store has no slot for what comes in
+    MODE_DISCARD = "mode_discard"  # all has come, and was given up as the request had asked
 
 
 @dataclass(frozen=True, slots=True)

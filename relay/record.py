@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvrelay.policies import Decision, Reason
+from kvrelay.policies import Candidate, Decision, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class RelayRecord:
     Attributes:
         agent: the agent that served the request.
         policy: the policy that decided.
-        mode: what the request asked for, `auto` or `recompute`.
+        mode: what the request asked for, see `Mode`.
         decision: arm, reason, estimates and propensity at look-up.
         reason: how it ended: the decision's reason, or what befell the load.
         prompt_tokens: tokens of the prompt.
@@ -23,7 +23,10 @@ class RelayRecord:
         recomputed_tokens: prefilled here.
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
-        num_bytes: bytes copied for the relay.
+        found: where, how many tokens and how many bytes were held beyond the local hit at look-up,
+            whatever was decided; None if none were, or nobody looked.
+        advised_tokens: how many of those the policy would relay, whatever the mode made of it.
+        num_bytes: bytes copied for the relay, also if they were not taken in the end.
         load_path: the slowest place that any came from: `arena` (this node's shared memory),
             `encoded` (this node's, decoded into it), `nodes` (others' stores, by way of it),
             else None.
@@ -53,6 +56,8 @@ class RelayRecord:
     recomputed_tokens: int
     relayed_tokens: int = 0
     tail_tokens: int = 0
+    found: Candidate | None = None
+    advised_tokens: int = 0
     num_bytes: int = 0
     load_path: str | None = None
     sources: tuple[str, ...] = ()
@@ -75,5 +80,5 @@ class RelayRecord:
         """The form in which it travels: plain JSON types."""
         record = asdict(self)
         record["decision"] |= {"arm": str(self.decision.arm), "reason": str(self.decision.reason)}
-        record["reason"] = str(self.reason)
+        record |= {"mode": str(self.mode), "reason": str(self.reason)}
         return record

@@ -232,6 +232,9 @@ class Loads:
     def _finish(self, load: _Load) -> FinishedLoad:
         blocks = load.job.blocks
         num_loaded = next((n for n in range(len(blocks)) if n not in load.loaded), len(blocks))
+        failure = load.failure or load.shortfall
+        if load.job.discards:
+            num_loaded, failure = 0, failure or Reason.MODE_DISCARD
         now_s = time.perf_counter()
         started_s = now_s if load.started_s is None else load.started_s
         outcome = LoadOutcome(
@@ -240,7 +243,7 @@ class Loads:
             num_bytes=len(load.loaded) * self._blocks.slot_bytes,
             wait_s=started_s - load.arrived_s,
             copy_s=now_s - started_s,
-            failure=load.failure or load.shortfall,
+            failure=failure,
             corrupt_keys=tuple(load.corrupt),
             fetched=load.fetched,
         )

@@ -27,12 +27,16 @@ class LoadBlock:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Blocks of one request, in order; `deadline_ns` is on the monotonic clock."""
+    """Blocks of one request, in order; `deadline_ns` is on the monotonic clock.
+
+    A load that `discards` is reported as failed with all its blocks once they have come.
+    """
 
     request_id: str
     incarnation: bytes
     deadline_ns: int
     blocks: tuple[LoadBlock, ...]
+    discards: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from kvrelay.policies import Reason
 from kvrelay.policies.decision import recompute
 from kvrelay.relay.connector.metadata import RelayMetadata
+from kvrelay.relay.connector.request import requested_mode
 from kvrelay.relay.record import RelayRecord
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class OffHalf:
         return RelayRecord(
             agent=self._agent,
             policy="never",
-            mode="auto",
+            mode=requested_mode(request),
             decision=recompute(self._reason),
             reason=self._reason,
             prompt_tokens=request.num_prompt_tokens,

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvrelay.policies import Decision, Reason
+from kvrelay.policies import Candidate, Decision, Reason
 from kvrelay.policies.decision import recompute
+from kvrelay.policies.modes import Mode
 from kvrelay.relay.blocks import BlockChain, Match
 from kvrelay.relay.client import Attachment
 from kvrelay.relay.connector.metadata import LoadOutcome
@@ -42,10 +43,12 @@ class Tracked:
         loading: a load has been handed to the worker and not been reported.
         block_ids: its engine blocks, as last told.
         next_save: first block that has not been offered to the store.
+        found: all that is held beyond the local hit; None if nothing is, or nobody has looked.
+        advised_tokens: how many of those tokens the policy would relay.
     """
 
     request: "Request"
-    mode: str
+    mode: Mode
     arrived_s: float
     refusal: Reason | None = None
     saves: bool = True
@@ -55,6 +58,8 @@ class Tracked:
     admitted: bool = False
     block_ids: Sequence[int] = ()
     next_save: int = 0
+    found: Candidate | None = None
+    advised_tokens: int = 0
     decision: Decision = field(default_factory=lambda: recompute(Reason.NO_SOURCE))
     local_tokens: int = 0
     planned_tokens: int = 0
@@ -90,18 +95,31 @@ def unsupported_request(request: "Request") -> bool:
     )
 
 
-def requested_mode(request: "Request") -> str:
+def requested_mode(request: "Request") -> Mode:
     """The request's `kv_transfer_params.kvrelay.mode`; `auto` if it does not say.
 
-    The agent has answered malformed ones with 400; what comes here otherwise is on the
-    safe side: anything but `auto` recomputes.
+    The agent has answered malformed ones with 400 and those without permission with 403; what
+    comes here otherwise is on the safe side: whatever is no mode recomputes.
     """
     params = request.kv_transfer_params
     ours = params.get("kvrelay") if isinstance(params, dict) else None
     if ours is None:
-        return "auto"
-    mode = ours.get("mode", "auto") if isinstance(ours, dict) else None
-    return "auto" if mode == "auto" else "recompute"
+        return Mode.AUTO
+    try:
+        return Mode(ours.get("mode", Mode.AUTO) if isinstance(ours, dict) else None)
+    except ValueError:
+        return Mode.RECOMPUTE
+
+
+def correct_prefill_stats(request: "Request", local_tokens: int, loaded_tokens: int) -> None:
+    """Have vLLM count as external what has been loaded, and the rest as computed.
+
+    vLLM counts a load's tokens when it begins and does not take them back if it fails. After a
+    preemption its figures stay those of the first admission.
+    """
+    stats = request.prefill_stats
+    if stats is not None and request.num_preemptions == 0:
+        stats.set(request.num_prompt_tokens, local_tokens, loaded_tokens)
 
 
 def multimodal_extras(request: "Request", block_tokens: int) -> dict[int, bytes]:

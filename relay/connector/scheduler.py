@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvrelay.policies import Arm, Candidate, Reason, RelayView, parse_policy
 from kvrelay.policies.decision import Decision, recompute
+from kvrelay.policies.modes import Mode, decide_in_mode
 from kvrelay.relay import index
 from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.client import StoreLink
@@ -31,6 +32,7 @@ from kvrelay.relay.connector.metadata import (
 from kvrelay.relay.connector.request import (
     LeasedMatch,
     Tracked,
+    correct_prefill_stats,
     multimodal_extras,
     requested_mode,
     unsupported_request,
@@ -101,7 +103,7 @@ class SchedulerHalf:
         if unsupported_request(request):
             tracked.refusal = Reason.UNSUPPORTED_REQUEST
             tracked.saves = False
-        elif tracked.mode != "auto":
+        elif tracked.mode is Mode.RECOMPUTE:
             tracked.refusal = Reason.MODE_RECOMPUTE
 
     @guarded(lambda: (0, False))
@@ -111,6 +113,8 @@ class SchedulerHalf:
         """How many tokens beyond the local hit to load; called at every admission attempt."""
         tracked = self._tracked[request.request_id]
         tracked.release_plan()
+        if not tracked.admitted:
+            tracked.found, tracked.advised_tokens = None, 0
         start_s = time.perf_counter()
         decision = self._decide(tracked, num_computed_tokens)
         now_s = time.perf_counter()
@@ -179,6 +183,8 @@ class SchedulerHalf:
             self._corrupt.update(outcome.corrupt_keys)
             if outcome.failure is not None:
                 tracked.refusal = outcome.failure
+                loaded_tokens = outcome.num_loaded * self._block_tokens
+                correct_prefill_stats(tracked.request, tracked.local_tokens, loaded_tokens)
                 if outcome.failure is Reason.LOAD_FAULT:
                     self.breaker.record()
 
@@ -240,9 +246,12 @@ class SchedulerHalf:
         )
         if found is None or found.num_tokens <= num_local:
             return recompute(Reason.LOCAL_HIT if num_local else Reason.NO_SOURCE)
+        slot_bytes = attachment.slab.geometry.slot_bytes
+        if not tracked.admitted:
+            num_bytes = len(found.headers) * slot_bytes
+            tracked.found = Candidate(found.place, found.num_tokens - num_local, num_bytes)
         if len(self._loading) >= self._settings.max_loads_in_flight:
             return recompute(Reason.LOADS_IN_FLIGHT)
-        slot_bytes = attachment.slab.geometry.slot_bytes
         plans: dict[int, Match] = {}
         for plan in found.parts(num_local, self._block_tokens):
             plans.setdefault(plan.num_tokens - num_local, plan)
@@ -259,7 +268,10 @@ class SchedulerHalf:
             bytes_in_flight=slot_bytes
             * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
         )
-        decision = self._policy.decide(view)
+        advice = self._policy.decide(view)
+        if not tracked.admitted:
+            tracked.advised_tokens = advice.num_tokens
+        decision = decide_in_mode(tracked.mode, advice, view.candidates[0])
         if decision.arm is not Arm.RELAY:
             return decision
         if decision.num_tokens not in plans:
@@ -296,7 +308,8 @@ class SchedulerHalf:
         )
         deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
         incarnation = plan.attachment.slab.incarnation
-        return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks)
+        discards = tracked.mode is Mode.PULL_AND_DISCARD
+        return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks, discards)
 
     def _chain(self, tracked: Tracked) -> BlockChain | None:
         if tracked.chain is None:
@@ -426,6 +439,8 @@ class SchedulerHalf:
             agent=self._settings.agent,
             policy=self._policy.name,
             mode=tracked.mode,
+            found=tracked.found,
+            advised_tokens=tracked.advised_tokens,
             decision=tracked.decision,
             reason=reason,
             prompt_tokens=prompt,
@@ -434,7 +449,7 @@ class SchedulerHalf:
             relayed_tokens=relayed,
             tail_tokens=tail,
             num_bytes=num_bytes,
-            load_path=_load_path(fetched) if relayed else None,
+            load_path=_load_path(fetched) if num_bytes else None,
             sources=fetched.sources if fetched else (),
             transport=fetched.transport if fetched else "",
             path=fetched.path if fetched else "",

@@ -30,7 +30,7 @@ def test_prompt_logprobs_are_neither_relayed_nor_saved(pair: Pair, store) -> Non
 
 
 @pytest.mark.parametrize("kvrelay", [{"mode": "recompute"}, {"mode": 7}, [], "x", {"mode": None}])
-def test_anything_but_auto_recomputes(pair: Pair, kvrelay: object) -> None:
+def test_whatever_is_no_mode_recomputes(pair: Pair, kvrelay: object) -> None:
     a, b = pair
     prompt = text_tokens(61, 4 * BLOCK)
     a.one(prompt)

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvrelay.agents.control import Mode, parse_mode
+from kvrelay.agents.control import parse_mode
 from kvrelay.agents.errors import RequestError
+from kvrelay.policies.modes import Mode
 
 
 @pytest.mark.parametrize(

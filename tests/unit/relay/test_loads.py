@@ -70,9 +70,10 @@ class Bed:
         count: int = 4,
         deadline_ns: int = 100,
         incarnation: bytes = INCARNATION,
+        discards: bool = False,
     ) -> None:
         blocks = tuple(LoadBlock(10 + n, n, 3, b"good", bytes([n])) for n in range(count))
-        self.loads.submit(LoadJob(request_id, incarnation, deadline_ns, blocks))
+        self.loads.submit(LoadJob(request_id, incarnation, deadline_ns, blocks, discards))
 
     def finish(self) -> FinishedLoad:
         end = time.monotonic() + 5
@@ -165,3 +166,21 @@ def test_loads_do_not_wait_for_one_that_is_over(bed: Bed) -> None:
         finished += bed.loads.take_finished()
     outcomes = {load.outcome.request_id: load.outcome.failure for load in finished}
     assert outcomes == {"late": Reason.LOAD_DEADLINE, "good": None}
+
+
+def test_what_is_to_be_discarded_is_loaded_whole_and_none_of_it_is_good(bed: Bed) -> None:
+    bed.submit(discards=True)
+    load = bed.finish()
+    assert sorted(bed.blocks.loaded) == [10, 11, 12, 13]
+    assert (load.outcome.failure, load.outcome.num_loaded) == (Reason.MODE_DISCARD, 0)
+    assert load.outcome.num_bytes == 40
+    assert load.failed_block_ids == [10, 11, 12, 13]
+
+
+def test_a_failure_is_said_also_if_all_is_discarded(bed: Bed) -> None:
+    bed.blocks.wrong = {12}
+    bed.submit(discards=True)
+    load = bed.finish()
+    assert (load.outcome.failure, load.outcome.num_loaded) == (Reason.LOAD_CORRUPT, 0)
+    assert load.failed_block_ids == [10, 11, 12, 13]
+    assert load.outcome.corrupt_keys == (bytes([2]),)
