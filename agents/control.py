@@ -1,7 +1,8 @@
 """Per-request control of relay: `kv_transfer_params: {"kvrelay": {"mode": ...}}`.
 
 The dictionary is untyped on its way through vLLM, which accepts anything in it; it is
-checked here, once, so that a typing error is an answer and not a silent default.
+checked here, once, so that a typing error is an answer and not a silent default. The ingress
+does so: it alone sees who asks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvrelay.policies.modes import OPEN_MODES, Mode
 FIELD = "kv_transfer_params.kvrelay"
 
 
-def parse_mode(kv_transfer_params: Mapping[str, Any] | None) -> Mode:
+def parse_mode(kv_transfer_params: Mapping[str, Any] | None, is_operator: bool) -> Mode:
     """The mode that a request asks for; `auto` if it does not say.
 
     Raises:
@@ -34,10 +35,10 @@ def parse_mode(kv_transfer_params: Mapping[str, Any] | None) -> Mode:
     try:
         mode = Mode(value)
     except ValueError:
-        allowed = ", ".join(sorted(OPEN_MODES))
+        allowed = ", ".join(sorted(Mode if is_operator else OPEN_MODES))
         message = f"{field} must be one of {allowed}; got {value!r}"
         raise RequestError(400, message, field) from None
-    if mode not in OPEN_MODES:
+    if mode not in OPEN_MODES and not is_operator:
         raise RequestError(403, f"{field}: '{mode}' needs operator permission", field)
     return mode
 

@@ -16,10 +16,7 @@ from typing import Any
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
-from ray.serve.llm.openai_api_models import ErrorResponse
 
-from kvrelay.agents.control import parse_mode
-from kvrelay.agents.errors import RequestError
 from kvrelay.agents.prompt import missing_sampling, with_system_prompt
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.relay.settings import RelaySettings
@@ -64,28 +61,21 @@ class AgentServer(LLMServer):
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """A chat completion, with the agent's system prompt and sampling defaults."""
         request.messages = with_system_prompt(request.messages, self._agent.system_prompt)
-        if (refused := self._apply_defaults(request)) is not None:
-            return _only(refused)
+        self._apply_defaults(request)
         return await super().chat(request, raw_request_info)
 
     async def completions(
         self, request: Any, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
         """A text completion of a prompt taken as it is, with the sampling defaults."""
-        if (refused := self._apply_defaults(request)) is not None:
-            return _only(refused)
+        self._apply_defaults(request)
         return await super().completions(request, raw_request_info)
 
-    def _apply_defaults(self, request: Any) -> ErrorResponse | None:
-        """Fill in what the request does not bring; the refusal if it cannot be served."""
-        try:
-            parse_mode(request.kv_transfer_params)
-        except RequestError as error:
-            return _refusal(error)
+    def _apply_defaults(self, request: Any) -> None:
+        """Fill in what the request does not bring."""
         brought = {name: getattr(request, name) for name in request.model_fields_set}
         for name, value in missing_sampling(brought, self._agent.sampling).items():
             setattr(request, name, value)
-        return None
 
 
 def connector_config(settings: RelaySettings) -> dict[str, Any]:
@@ -109,13 +99,3 @@ def _with_store(settings: RelaySettings) -> RelaySettings:
 def _own_cores() -> str:
     """The cores this process may use, as vLLM's binding writes them: `0,1,2`."""
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))
-
-
-def _refusal(error: RequestError) -> ErrorResponse:
-    kind = "permission_error" if error.status == 403 else "invalid_request_error"
-    info = {"message": error.message, "type": kind, "param": error.param, "code": error.status}
-    return ErrorResponse.model_validate({"error": info})
-
-
-async def _only(item: Any) -> AsyncGenerator[Any, None]:
-    yield item

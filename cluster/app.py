@@ -17,9 +17,10 @@ from ray.serve.llm.ingress import make_fastapi_ingress
 
 from kvrelay.agents.deployment import AgentServer, NoDownload
 from kvrelay.agents.settings import AgentSettings
+from kvrelay.cluster.access import make_access
 from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, load_config
 from kvrelay.cluster.engine_kwargs import check_engine_kwargs
-from kvrelay.cluster.errors import ModelError
+from kvrelay.cluster.errors import ConfigError, ModelError
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 from kvrelay.cluster.model import ensure_model
 from kvrelay.cluster.startup import AGENT_PREFIX
@@ -36,6 +37,17 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         ModelError: a model is not there and cannot be fetched.
     """
     config = load_config(args["config"] if set(args) == {"config"} else args)
+    if config.operator.open:
+        raise ConfigError(
+            "operator.open: only with `kvrelay serve`, which sees to it that nobody else reaches the "
+            "endpoint; give operator.token_sha256 instead"
+        )
+    return application(config)
+
+
+def application(config: ClusterConfig) -> serve.Application:
+    """As `build`, for a caller who lets Serve listen where the configuration says."""
+    access = make_access(config)
     check_engine_kwargs(config)
     sources = _model_sources(config)
     agents = {a.name: _agent(config, a, sources[a.model]) for a in config.agents}
@@ -49,7 +61,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     deployment = serve.deployment(
         ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options=actor
     )
-    return deployment.bind(llm_deployments=agents, model_cards=cards)
+    return deployment.bind(llm_deployments=agents, model_cards=cards, access=access)
 
 
 def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:

@@ -6,6 +6,7 @@ path of its field: `agents[1].model: unknown model 'x'; known: demo`.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +36,7 @@ _NAME = r"^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$"
 # `node` fields name a Ray node by the value of this label; Ray takes Kubernetes' syntax.
 NODE_LABEL = "kvrelay/node"
 _LABEL_VALUE = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+_SHA256 = r"^[0-9a-f]{64}$"
 
 
 def parse_bytes(value: object) -> int:
@@ -208,6 +210,28 @@ class TelemetryConfig(_Strict):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
 
 
+class OperatorConfig(_Strict):
+    """Who may use modes that tell of others or cost them something: whoever sends the operator's
+    token in the header `X-Kvrelay-Operator`. Nobody, unless one of these is given.
+
+    Attributes:
+        token_sha256: SHA-256 of the token, in hex: `printf %s "$TOKEN" | sha256sum`.
+        token_env: instead, the environment variable that holds the token where the application
+            is built.
+        open: instead, everybody may; for demonstrations at a loopback address.
+    """
+
+    token_sha256: str | None = Field(default=None, pattern=_SHA256)
+    token_env: str | None = Field(default=None, min_length=1)
+    open: bool = Field(default=False, strict=True)
+
+    @model_validator(mode="after")
+    def _check_one(self) -> OperatorConfig:
+        if (self.token_sha256 is not None) + (self.token_env is not None) + self.open > 1:
+            raise ValueError("give one of token_sha256, token_env and open, not several")
+        return self
+
+
 class HttpConfig(_Strict):
     """Where the endpoint listens.
 
@@ -229,6 +253,7 @@ class ClusterConfig(_Strict):
     relay: RelayConfig = RelayConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     http: HttpConfig = HttpConfig()
+    operator: OperatorConfig = OperatorConfig()
 
     def engine_kwargs(self, agent: AgentConfig) -> dict[str, Any]:
         """vLLM's arguments for an agent's engine: the agent's over its model's.
@@ -299,14 +324,14 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def _cross_problems(content: Mapping[str, Any]) -> list[str]:
-    """What concerns several fields: unknown models and names used twice.
+    """What concerns several fields: unknown models, names used twice, an open door.
 
     Works on the raw content so that it is reported beside the other problems.
     """
+    problems, seen = _open_problems(content), dict[str, int]()
     models, agents = content.get("models"), content.get("agents")
     if not isinstance(models, Mapping) or not isinstance(agents, list):
-        return []
-    problems, seen = [], dict[str, int]()
+        return problems
     for i, agent in enumerate(agents):
         if not isinstance(agent, Mapping):
             continue
@@ -317,3 +342,21 @@ def _cross_problems(content: Mapping[str, Any]) -> list[str]:
         if isinstance(name, str) and seen.setdefault(name, i) != i:
             problems.append(f"agents[{i}].name: '{name}' is already used by agents[{seen[name]}]")
     return problems
+
+
+def _open_problems(content: Mapping[str, Any]) -> list[str]:
+    operator, http = content.get("operator"), content.get("http") or {}
+    if not isinstance(operator, Mapping) or operator.get("open") is not True:
+        return []
+    host = http.get("host", HttpConfig().host) if isinstance(http, Mapping) else None
+    if host == "localhost":
+        return []
+    try:
+        if ipaddress.ip_address(str(host)).is_loopback:
+            return []
+    except ValueError:
+        pass
+    return [
+        f"operator.open: only where http.host is a loopback address such as 127.0.0.1, not "
+        f"'{host}'; give operator.token_sha256 instead"
+    ]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 _PATTERNS = {
     "name": "a name is letters and digits, with single '.', '_' or '-' between",
     "node": "a label's value is up to 63 letters and digits, with '.', '_' or '-' between",
+    "token_sha256": "a SHA-256 is 64 hex digits in lower case: printf %s \"$TOKEN\" | sha256sum",
 }
 
 

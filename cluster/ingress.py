@@ -20,6 +20,9 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
+from kvrelay.agents.control import parse_mode
+from kvrelay.agents.errors import RequestError
+from kvrelay.cluster.access import Access
 from kvrelay.cluster.config_errors import format_path
 
 logger = logging.getLogger(__name__)
@@ -34,7 +37,13 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
 
 
 class AgentIngress(OpenAiIngress):
-    """Routes a request to the agent that its `model` names."""
+    """Routes a request to the agent that its `model` names, if its headers allow what it asks."""
+
+    def __init__(
+        self, llm_deployments: dict[str, Any], model_cards: dict[str, Any], access: Access
+    ) -> None:
+        super().__init__(llm_deployments, model_cards)
+        self._access = access
 
     async def health(self) -> dict[str, str]:
         """Answers once the ingress serves; the agents' own health is Serve's to watch."""
@@ -50,11 +59,11 @@ class AgentIngress(OpenAiIngress):
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        return await self._answer(await _parse(request, ChatCompletionRequest), "chat", request)
+        return await self._answer(ChatCompletionRequest, "chat", request)
 
     async def completions(self, request: Request) -> Response:
         """`POST /v1/completions`; `prompt` may be token ids."""
-        return await self._answer(await _parse(request, CompletionRequest), "completions", request)
+        return await self._answer(CompletionRequest, "completions", request)
 
     async def _get_model_id(self, model: str | None) -> str:
         if model in self._model_cards:
@@ -65,9 +74,12 @@ class AgentIngress(OpenAiIngress):
         message = f"the model '{model}' does not exist; agents: {agents}"
         raise ApiError(404, message, "model", "model_not_found")
 
-    async def _answer(self, body: Any, method: str, request: Request) -> Response:
+    async def _answer(self, model: type[BaseModel], method: str, request: Request) -> Response:
         """The agent's answer: JSON, or server-sent events if it is a stream."""
-        parts = self._get_response(body=body, call_method=method, raw_request=request)
+        body = await _parse(request, model)
+        parse_mode(body.kv_transfer_params, self._access.operator_allowed(request.headers))
+        known = _without_headers(request, self._access.withheld_headers)
+        parts = self._get_response(body=body, call_method=method, raw_request=known)
         try:
             first = await anext(parts)
         except VLLMClientError as error:
@@ -98,6 +110,12 @@ async def _parse(request: Request, model: type[BaseModel]) -> Any:
     except (TypeError, AttributeError, KeyError) as error:
         message = f"the body is not what this endpoint takes: {error}"
         raise ApiError(400, message, None, "invalid_value") from error
+
+
+def _without_headers(request: Request, names: frozenset[bytes]) -> Request:
+    """The request as agents get it: they have no use for secrets, and might log them."""
+    headers = [(n, v) for n, v in request.scope["headers"] if n.lower() not in names]
+    return Request({**request.scope, "headers": headers})
 
 
 async def _events(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
@@ -182,6 +200,10 @@ def make_api() -> FastAPI:
     @api.exception_handler(ApiError)
     async def _api_error(_: Request, error: ApiError) -> JSONResponse:
         return error.to_response()
+
+    @api.exception_handler(RequestError)
+    async def _request_error(_: Request, error: RequestError) -> JSONResponse:
+        return _refused(error.status, error.message, error.param).to_response()
 
     @api.exception_handler(VLLMClientError)
     async def _client_error(_: Request, error: VLLMClientError) -> JSONResponse:

@@ -60,7 +60,7 @@ def enter(config: ClusterConfig) -> Guest:
     """Look whether the application can be served in the Ray that this process has joined.
 
     Raises:
-        LifecycleError: a node, the application's name or the HTTP port speaks against it.
+        LifecycleError: a node, the application's name or where Serve listens speaks against it.
     """
     import ray
     from ray import serve
@@ -82,6 +82,11 @@ def enter(config: ClusterConfig) -> Guest:
         raise LifecycleError(
             f"Serve runs in this Ray already and listens on {there.host}:{there.port}, not on "
             f"{config.http.host}:{config.http.port}; set http.host and http.port to that"
+        )
+    if config.operator.open and there.host in _ANYWHERE:
+        raise LifecycleError(
+            f"operator.open: Serve in this Ray listens on {there.host}, for everybody; "
+            "give operator.token_sha256 instead"
         )
     return Guest(serve_ran=True)
 

@@ -67,15 +67,15 @@ def deploy(config: ClusterConfig, tell: Reporter) -> None:
     from ray import serve
 
     tell("preparing models")
-    from kvrelay.cluster.app import build
+    from kvrelay.cluster.app import application
 
     # Serve announces every deployment's options at INFO.
     logging.getLogger("ray.serve").setLevel(config.telemetry.log_level)
-    application = build(config.model_dump())
+    ours = application(config)
     tell("starting Serve")
     serve.start(http_options={"host": config.http.host, "port": config.http.port})
     serve.run_many(
-        [serve.RunTarget(application, name=APP_NAME, route_prefix="/")],
+        [serve.RunTarget(ours, name=APP_NAME, route_prefix="/")],
         wait_for_applications_running=False,
         wait_for_ingress_deployment_creation=False,
     )

@@ -17,6 +17,7 @@ import httpx
 import typer
 from rich.table import Table
 
+from kvrelay.cluster.access import OPEN_WARNING
 from kvrelay.cluster.cli.console import err, out, startup_display
 from kvrelay.cluster.config import ClusterConfig, load_config
 from kvrelay.cluster.errors import LifecycleError
@@ -43,6 +44,8 @@ def serve(
       kvrelay serve my.yaml --port 8080 --detach; kvrelay status; kvrelay stop
     """
     settings = with_port(load_config(config), port)
+    if settings.operator.open:
+        err.print(f"[bold red]warning:[/] {OPEN_WARNING}", highlight=False)
     if detach:
         _print_usage(_start_detached(config, port))
         return

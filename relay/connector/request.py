@@ -98,7 +98,7 @@ def unsupported_request(request: "Request") -> bool:
 def requested_mode(request: "Request") -> Mode:
     """The request's `kv_transfer_params.kvrelay.mode`; `auto` if it does not say.
 
-    The agent has answered malformed ones with 400 and those without permission with 403; what
+    The ingress has answered malformed ones with 400 and those without permission with 403; what
     comes here otherwise is on the safe side: whatever is no mode recomputes.
     """
     params = request.kv_transfer_params

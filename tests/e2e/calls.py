@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 from openai import OpenAI
@@ -27,3 +28,8 @@ def complete(
 def record(answer: Any) -> dict[str, Any]:
     content: dict[str, Any] = answer.kv_transfer_params["kvrelay"]
     return content
+
+
+def settle() -> None:
+    """Saves go on for a moment after the answer; nothing outside shows when they are done."""
+    time.sleep(0.5)

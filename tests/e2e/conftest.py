@@ -5,6 +5,7 @@ Agents `a` and `b` relay, `plain` has no connector. Ports and folders are this r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from kvrelay.cluster import preflight
 from kvrelay.cluster.session import Session
 
 MAX_MODEL_LEN = 8192
+OPERATOR_TOKEN = "end to end"
 CONFIG = {
     "models": {
         "demo": {
@@ -46,6 +48,7 @@ CONFIG = {
         {"name": "plain", "model": "demo", "num_cpus": 0.5, "relay": False},
     ],
     "relay": {"capacity_bytes": "512MiB"},
+    "operator": {"token_sha256": hashlib.sha256(OPERATOR_TOKEN.encode()).hexdigest()},
 }
 START_S = 420
 
@@ -112,6 +115,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 def client(app: App) -> Iterator[OpenAI]:
     with OpenAI(base_url=app.url, api_key="none", max_retries=0, timeout=120) as client:
         yield client
+
+
+@pytest.fixture
+def operator(client: OpenAI) -> OpenAI:
+    """The same client with the operator's token."""
+    return client.with_options(default_headers={"X-Kvrelay-Operator": OPERATOR_TOKEN})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

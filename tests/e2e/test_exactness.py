@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
-from calls import complete, prompt_ids, record
+from calls import complete, prompt_ids, record, settle
 from openai import OpenAI
 
 STEPS = 16
-
-
-def settle() -> None:
-    """Saves go on for a moment after the answer; nothing outside shows when they are done."""
-    time.sleep(0.5)
 
 
 def outcome(answer: Any) -> tuple[list[int], list[dict[str, float]]]:

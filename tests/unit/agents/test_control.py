@@ -21,7 +21,7 @@ from kvrelay.policies.modes import Mode
     ],
 )
 def test_accepted(params: dict[str, Any] | None, mode: Mode) -> None:
-    assert parse_mode(params) is mode
+    assert parse_mode(params, is_operator=False) is mode
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_accepted(params: dict[str, Any] | None, mode: Mode) -> None:
 )
 def test_malformed_names_the_field(value: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_mode({"kvrelay": value})
+        parse_mode({"kvrelay": value}, is_operator=True)
     assert caught.value.status == 400
     assert caught.value.param == param
     assert param in caught.value.message
@@ -48,5 +48,14 @@ def test_malformed_names_the_field(value: Any, param: str) -> None:
 @pytest.mark.parametrize("mode", ["relay", "lookup_only", "pull_and_discard"])
 def test_other_modes_need_permission(mode: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse_mode({"kvrelay": {"mode": mode}})
+        parse_mode({"kvrelay": {"mode": mode}}, is_operator=False)
     assert caught.value.status == 403
+    assert caught.value.param == "kv_transfer_params.kvrelay.mode"
+    assert parse_mode({"kvrelay": {"mode": mode}}, is_operator=True) == mode
+
+
+def test_nobody_is_told_of_modes_that_are_not_theirs() -> None:
+    for is_operator in (False, True):
+        with pytest.raises(RequestError) as caught:
+            parse_mode({"kvrelay": {"mode": "fast"}}, is_operator)
+        assert ("lookup_only" in caught.value.message) == is_operator

@@ -102,3 +102,19 @@ def test_demo_row() -> None:
     assert row["ratio"] == 10
     assert row["relayed_tokens"] == 6
     assert row["relay_ttft_s"] == {"min": 0.1, "median": 0.1, "max": 0.1, "n": 1}
+
+
+def test_an_open_door_is_said_before_anything_starts(  # type: ignore[no-untyped-def]
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    path = tmp_path / "open.yaml"
+    content = "models: {m: {source: demo}}\nagents: [{name: a, model: m}]\n"
+    path.write_text(content + "operator: {open: true}\n")
+
+    def fail(*_: object) -> None:
+        raise LifecycleError("nothing was to start")
+
+    monkeypatch.setattr("kvrelay.cluster.cli.serve.running", fail)
+    code, _, err = run(capsys, monkeypatch, "serve", str(path))
+    assert code == 1
+    assert "warning: operator.open" in " ".join(err.split())

@@ -53,7 +53,7 @@ def test_sizes_refused(text: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http"),
+        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http, operator"),
         ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
@@ -66,6 +66,10 @@ def test_sizes_refused(text: Any) -> None:
         ({"agents": []}, "agents: "),
         ({"models": {"demo": {}}}, "models.demo.source: missing"),
         ({"telemetry": {"log_level": "LOUD"}}, "telemetry.log_level: "),
+        ({"operator": {"token": "x"}}, "operator.token: unknown key; did you mean 'token_env'?"),
+        ({"operator": {"token_sha256": "plain"}}, "operator.token_sha256: a SHA-256 is 64 hex digits"),
+        ({"operator": {"token_env": "A", "open": True}}, "operator: give one of token_sha256, "),
+        ({"operator": {"open": "true"}}, "operator.open: "),
     ],
 )
 def test_one_problem(change: dict[str, Any], message: str) -> None:
@@ -167,3 +171,20 @@ def test_relay_settings() -> None:
         "a",
     )
     assert settings.store is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_operator_permission_may_be_open_at_a_loopback_address(host: str) -> None:
+    assert load_config(base(operator={"open": True}, http={"host": host})).operator.open
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.x", ""])
+def test_operator_permission_is_open_nowhere_else(host: str) -> None:
+    text = problems(base(operator={"open": True}, http={"host": host}))
+    assert "operator.open: only where http.host is a loopback address" in text
+
+
+def test_no_error_shows_a_secret() -> None:
+    secret = "hunter2"
+    for operator in ({"token_sha256": secret}, {"token": secret}, {"open": secret}):
+        assert secret not in problems(base(operator=operator))

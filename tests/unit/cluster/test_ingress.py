@@ -1,16 +1,20 @@
-"""The HTTP front's errors, without Serve: every malformed body is a 400 in OpenAI's form."""
+"""The HTTP front without Serve: errors in OpenAI's form, and who may ask what."""
 
+import hashlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from fastapi import Request
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 
 pytest.importorskip("vllm")
 
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
-from kvrelay.cluster.ingress import ApiError, _parse, make_api
+from kvrelay.cluster.access import Access
+from kvrelay.cluster.ingress import AgentIngress, ApiError, _parse, make_api
 
 pytestmark = pytest.mark.slow  # imports vLLM
 
@@ -86,3 +90,89 @@ def test_other_errors_have_the_same_form(
     assert answer.status_code == status
     assert answer.json()["error"]["type"] == kind
     assert "secret" not in answer.text
+
+
+class Seen(BaseModel):
+    """What an agent was handed."""
+
+    mode: str | None
+    cache_salt: str | None
+    headers: dict[str, str]
+
+
+class FakeAgent:
+    """A Serve handle of an agent that answers with what it was handed."""
+
+    def options(self, **_: Any) -> "FakeAgent":
+        return self
+
+    def __getattr__(self, method: str) -> "FakeAgent":
+        assert method in {"chat", "completions"}
+        return self
+
+    async def remote(self, body: Any, info: Any) -> AsyncGenerator[Seen, None]:
+        control = (body.kv_transfer_params or {}).get("kvrelay", {})
+        yield Seen(mode=control.get("mode"), cache_salt=body.cache_salt, headers=info.headers)
+
+
+def front(access: Access) -> TestClient:
+    """The ingress's routes over one agent, `a`."""
+    api = make_api()
+    ingress = AgentIngress({"a": FakeAgent()}, {"a": {}}, access)
+    api.post("/v1/completions")(ingress.completions)
+    api.post("/v1/chat/completions")(ingress.chat)
+    return TestClient(api, raise_server_exceptions=False)
+
+
+def post(client: TestClient, path: str, headers: Any = None, **body: Any) -> Any:
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    return client.post(path, json={"model": "a", **prompt, **body}, headers=headers)
+
+
+TOKEN = "letmein"
+OPERATOR = Access(operator_sha256=hashlib.sha256(TOKEN.encode()).hexdigest())
+PATHS = ["/v1/completions", "/v1/chat/completions"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["relay", "lookup_only", "pull_and_discard"])
+@pytest.mark.parametrize("headers", [{}, {"X-Kvrelay-Operator": "wrong"}, {"X-Operator": TOKEN}])
+def test_gated_modes_need_the_operators_token(
+    path: str, stream: bool, mode: str, headers: dict[str, str]
+) -> None:
+    asked = {"kvrelay": {"mode": mode}}
+    client = front(OPERATOR)
+    answer = post(client, path, headers, kv_transfer_params=asked, stream=stream)
+    assert answer.status_code == 403
+    error = answer.json()["error"]
+    assert error.pop("message")
+    assert error == {
+        "type": "permission_error",
+        "param": "kv_transfer_params.kvrelay.mode",
+        "code": "permission_denied",
+    }
+    allowed = post(client, path, {"X-Kvrelay-Operator": TOKEN}, kv_transfer_params=asked)
+    assert allowed.status_code == 200
+    assert allowed.json()["mode"] == mode
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_body_gives_permission(path: str) -> None:
+    """Whatever a client puts beside the mode, or where else vLLM would take it from."""
+    asked: dict[str, Any] = {"kvrelay": {"mode": "relay"}}
+    client = front(OPERATOR)
+    for extra in ({"operator": True}, {"kvrelay_operator": TOKEN}):
+        assert post(client, path, kv_transfer_params=asked, **extra).status_code == 403
+        assert post(client, path, kv_transfer_params={**asked, **extra}).status_code == 403
+        inside = {"kvrelay": {"mode": "relay", **extra}}
+        assert post(client, path, kv_transfer_params=inside).status_code == 400
+    assert post(client, path, vllm_xargs={"kv_transfer_params": asked}).status_code == 400
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_agents_do_not_see_the_token(path: str) -> None:
+    headers = {"X-Kvrelay-Operator": TOKEN, "X-Other": "kept"}
+    seen = post(front(OPERATOR), path, headers).json()["headers"]
+    assert seen["x-other"] == "kept"
+    assert TOKEN not in str(seen)
