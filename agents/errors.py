@@ -18,10 +18,10 @@ class RequestError(AgentError):
     Args:
         status: the HTTP status.
         message: what is wrong and what is allowed.
-        param: path of the field in the request's body.
+        param: path of the field in the request's body, if one is to blame.
     """
 
-    def __init__(self, status: int, message: str, param: str) -> None:
+    def __init__(self, status: int, message: str, param: str | None) -> None:
         super().__init__(status, message, param)
         self.status = status
         self.message = message

@@ -1,7 +1,7 @@
 """Who may ask what, told from a request's headers.
 
 Only the ingress sees them, so only it decides; behind it no field says what a request may, and
-there is nothing for a client to forge. It is given digests, never a token.
+there is nothing for a client to forge. It is given digests, never a token or a key.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
+
+from kvrelay.agents.errors import RequestError
 from kvrelay.cluster.config import ClusterConfig, OperatorConfig
 from kvrelay.cluster.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 OPERATOR_HEADER = "x-kvrelay-operator"
+_WANTED = "API key; send it as 'Authorization: Bearer KEY'"
 OPEN_WARNING = (
     "operator.open: whoever reaches this endpoint may see what others have asked and spend the "
     "cluster's bandwidth; this is for demonstrations only"
@@ -31,15 +35,20 @@ class Access:
     Attributes:
         operator_sha256: of the operator's token, in hex; None if there is no operator.
         operator_open: everybody is an operator.
+        tenant_keys: names of tenants by SHA-256 of their API keys, in hex.
+        tenant_header: instead, the header in which a gateway names the tenant, in lower case.
     """
 
     operator_sha256: str | None = field(default=None, repr=False)
     operator_open: bool = False
+    tenant_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tenant_header: str | None = None
 
     @property
     def withheld_headers(self) -> frozenset[bytes]:
         """Names, in lower case, of headers that are for the ingress alone."""
-        return frozenset({OPERATOR_HEADER.encode()})
+        names = {OPERATOR_HEADER, "authorization", self.tenant_header}
+        return frozenset(name.encode() for name in names if name is not None)
 
     def operator_allowed(self, headers: Mapping[str, str]) -> bool:
         """Whether this request may use what is for operators only.
@@ -54,6 +63,24 @@ class Access:
             return False
         return hmac.compare_digest(_sha256(_header_bytes(token)), self.operator_sha256)
 
+    def tenant(self, headers: Headers) -> str | None:
+        """Whose request this is; None where there is one tenant only.
+
+        Raises:
+            RequestError: 401, it is nobody's.
+        """
+        if self.tenant_header is not None:
+            return _single(headers, self.tenant_header, f"{self.tenant_header} from the gateway")
+        if not self.tenant_keys:
+            return None
+        scheme, _, key = _single(headers, "authorization", _WANTED).partition(" ")
+        if scheme.lower() != "bearer":
+            raise _unauthorized(f"no {_WANTED}")
+        name = self.tenant_keys.get(_sha256(_header_bytes(key.strip())))
+        if name is None:
+            raise _unauthorized("unknown API key")
+        return name
+
 
 def make_access(config: ClusterConfig) -> Access:
     """What the configuration allows; warns if it opens everything.
@@ -63,7 +90,14 @@ def make_access(config: ClusterConfig) -> Access:
     """
     if config.operator.open:
         logger.warning(OPEN_WARNING)
-    return Access(_operator_sha256(config.operator), config.operator.open)
+    keys = config.tenants.api_keys if config.tenants else []
+    header = config.tenants.trusted_header if config.tenants else None
+    return Access(
+        operator_sha256=_operator_sha256(config.operator),
+        operator_open=config.operator.open,
+        tenant_keys={key.api_key_sha256: key.name for key in keys},
+        tenant_header=header.lower() if header else None,
+    )
 
 
 def _operator_sha256(operator: OperatorConfig) -> str | None:
@@ -76,6 +110,20 @@ def _operator_sha256(operator: OperatorConfig) -> str | None:
             "set it where the application is built, or give operator.token_sha256"
         )
     return _sha256(token.encode())
+
+
+def _single(headers: Headers, name: str, wanted: str) -> str:
+    """The value of a header; of two, one may be the client's and one the gateway's."""
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise _unauthorized(f"header {name} is there {len(values)} times")
+    if not values or not values[0].strip():
+        raise _unauthorized(f"no {wanted}")
+    return values[0].strip()
+
+
+def _unauthorized(message: str) -> RequestError:
+    return RequestError(401, message, None)
 
 
 def _header_bytes(value: str) -> bytes:

@@ -232,6 +232,42 @@ class OperatorConfig(_Strict):
         return self
 
 
+class TenantKey(_Strict):
+    """An API key of a tenant, which may have several.
+
+    Attributes:
+        name: the tenant.
+        api_key_sha256: SHA-256 of the key, in hex: `printf %s "$KEY" | sha256sum`.
+    """
+
+    name: str = Field(min_length=1)
+    api_key_sha256: str = Field(pattern=_SHA256)
+
+
+class TenantsConfig(_Strict):
+    """Who shares KV with whom: requests of one tenant only, neither in an engine's own prefix cache
+    nor by relay. Without it all requests are of one tenant.
+
+    Attributes:
+        api_keys: the tenant is told by `Authorization: Bearer KEY`.
+        trusted_header: instead, a gateway names it in this header. Whoever reaches the endpoint
+            past the gateway may name any.
+    """
+
+    api_keys: list[TenantKey] = []
+    trusted_header: str | None = Field(default=None, pattern=r"^[A-Za-z0-9-]+$")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TenantsConfig:
+        if bool(self.api_keys) == (self.trusted_header is not None):
+            raise ValueError("give either api_keys or trusted_header")
+        digests = [key.api_key_sha256 for key in self.api_keys]
+        for i, digest in enumerate(digests):
+            if (first := digests.index(digest)) != i:
+                raise ValueError(f"api_keys[{i}] is the same key as api_keys[{first}]")
+        return self
+
+
 class HttpConfig(_Strict):
     """Where the endpoint listens.
 
@@ -254,6 +290,7 @@ class ClusterConfig(_Strict):
     telemetry: TelemetryConfig = TelemetryConfig()
     http: HttpConfig = HttpConfig()
     operator: OperatorConfig = OperatorConfig()
+    tenants: TenantsConfig | None = None
 
     def engine_kwargs(self, agent: AgentConfig) -> dict[str, Any]:
         """vLLM's arguments for an agent's engine: the agent's over its model's.

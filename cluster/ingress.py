@@ -24,6 +24,7 @@ from kvrelay.agents.control import parse_mode
 from kvrelay.agents.errors import RequestError
 from kvrelay.cluster.access import Access
 from kvrelay.cluster.config_errors import format_path
+from kvrelay.relay.keys import request_salt
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,10 @@ class AgentIngress(OpenAiIngress):
 
     async def _answer(self, model: type[BaseModel], method: str, request: Request) -> Response:
         """The agent's answer: JSON, or server-sent events if it is a stream."""
+        tenant = self._access.tenant(request.headers)
         body = await _parse(request, model)
         parse_mode(body.kv_transfer_params, self._access.operator_allowed(request.headers))
+        body.cache_salt = request_salt(tenant, body.cache_salt)
         known = _without_headers(request, self._access.withheld_headers)
         parts = self._get_response(body=body, call_method=method, raw_request=known)
         try:
@@ -157,10 +160,17 @@ class ApiError(Exception):
             "param": self.param,
             "code": self.code,
         }
-        return JSONResponse({"error": error}, status_code=self.status)
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
+        return JSONResponse({"error": error}, self.status, headers)
 
 
 _TYPES = {403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_CODES = {
+    400: "invalid_value",
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+}
 
 
 def _type_of(status: int) -> str:
@@ -184,8 +194,7 @@ def _parameter(error: VLLMClientError) -> str | None:
 def _refused(status: int, message: str, param: str | None) -> ApiError:
     if status == 400 and "maximum context length" in message:
         return ApiError(status, message, param or "prompt", "context_length_exceeded")
-    codes = {400: "invalid_value", 403: "permission_denied", 404: "not_found"}
-    return ApiError(status, _without_parameter(message), param, codes.get(status))
+    return ApiError(status, _without_parameter(message), param, _CODES.get(status))
 
 
 def _without_parameter(message: str) -> str:

@@ -32,11 +32,30 @@ def root_key(fingerprint: bytes, salt: str | None = None, lora: bytes = b"") -> 
 
     Args:
         fingerprint: digest of the model fingerprint, 32 bytes.
-        salt: the tenant's salt; None and "" differ.
+        salt: as `request_salt` makes it; None and "" differ.
         lora: content digest of the adapter; empty without one.
     """
     sealed = b"" if salt is None else hashlib.blake2b(salt.encode(), key=fingerprint).digest()
     return BlockKey(digest_fields((fingerprint, sealed, lora), b"kvrelay.root"))
+
+
+def request_salt(tenant: str | None, client_salt: str | None) -> str | None:
+    """The salt of a request: its tenant's, with the client's own mixed in.
+
+    Always a digest, so that a client who knows how it is made cannot name one: whatever it sends
+    is hashed beside its tenant, and nothing that it sends is taken as it is.
+
+    Args:
+        tenant: as the ingress has found; None where there is one only.
+        client_salt: `cache_salt` of the request's body.
+
+    Returns:
+        None if both are None: everybody shares.
+    """
+    if tenant is None and client_salt is None:
+        return None
+    parts = [b"" if each is None else b"=" + each.encode() for each in (tenant, client_salt)]
+    return digest_fields(parts, b"kvrelay.salt").hex()
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:

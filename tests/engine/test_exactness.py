@@ -6,6 +6,8 @@ import pytest
 from harness import BLOCK, Engine, Settled, text_tokens
 from nodes import wait_demoted
 
+from kvrelay.relay.keys import request_salt
+
 Pair = tuple[Engine, Engine]
 OTHER = [7, 11, 13, 17]
 
@@ -148,13 +150,24 @@ def test_several_engines_saving_one_prefix_store_it_once(near_pair: Pair, store)
     assert store.stats()["blocks"] == blocks
 
 
-def test_salts_do_not_meet(pair: Pair) -> None:
+def test_tenants_do_not_meet(pair: Pair) -> None:
+    """Neither by way of the store nor in an engine's own prefix cache, whatever salt they send."""
     a, b = pair
     prompt = text_tokens(6, 4 * BLOCK)
-    a.one(prompt, salt="tenant-1")
-    for salt in (None, "tenant-2"):
-        assert b.one(prompt + OTHER, salt=salt)["record"]["reason"] == "no_source"
-    assert b.one(prompt + OTHER, salt="tenant-1")["record"]["relayed_tokens"] == 4 * BLOCK
+    ours = request_salt("red", None)
+    a.one(prompt, salt=ours)
+
+    def found(engine: Engine, salt: str | None) -> tuple[object, ...]:
+        record = engine.one(prompt + OTHER, salt=salt)["record"]
+        return record["reason"], record["found"], record["local_tokens"]
+
+    for name, engine in (("blue", b), ("green", a)):
+        for sent in (None, "red", ours):
+            assert found(engine, request_salt(name, sent)) == ("no_source", None, 0)
+    for salt in (None, request_salt(None, ours), request_salt("red", "own")):
+        assert found(b, salt) == ("no_source", None, 0)
+    for engine, where in ((b, "relayed_tokens"), (a, "local_tokens")):
+        assert engine.one(prompt + OTHER, salt=ours)["record"][where] == 4 * BLOCK
 
 
 @pytest.mark.usefixtures("demoting")

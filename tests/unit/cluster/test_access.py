@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 
+from kvrelay.agents.errors import RequestError
 from kvrelay.cluster.access import OPERATOR_HEADER, Access, make_access
 from kvrelay.cluster.config import load_config
 from kvrelay.cluster.errors import ConfigError
@@ -77,3 +78,70 @@ def test_an_open_door_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
         assert caplog.text == ""
         assert access(operator={"open": True}).operator_allowed(headers())
     assert "operator.open" in caplog.text
+
+
+KEYS = {
+    "api_keys": [
+        {"name": "red", "api_key_sha256": sha256("red key")},
+        {"name": "blue", "api_key_sha256": sha256("blue key")},
+        {"name": "red", "api_key_sha256": sha256("second red key")},
+    ]
+}
+
+
+def bearer(value: str) -> tuple[str, str]:
+    return "Authorization", value
+
+
+def test_without_tenants_everybody_is_one() -> None:
+    for sent in ((), (bearer("Bearer none"),), (("X-Tenant", "red"),)):
+        assert access().tenant(headers(*sent)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "tenant"),
+    [
+        ("Bearer red key", "red"),
+        ("bearer  second red key", "red"),
+        ("Bearer blue key", "blue"),
+    ],
+)
+def test_a_key_tells_the_tenant(value: str, tenant: str) -> None:
+    ours = access(tenants=KEYS)
+    assert ours.tenant(headers(bearer(value), ("X-Tenant", "other"))) == tenant
+    assert "red" not in repr(ours)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (),
+        (bearer(""),),
+        (bearer("Bearer"),),
+        (bearer("Bearer none"),),
+        (bearer("red key"),),
+        (bearer("Basic red key"),),
+        (bearer(f"Bearer {sha256('red key')}"),),
+        (bearer("Bearer red key"), bearer("Bearer blue key")),
+        (("X-Tenant", "red"),),
+    ],
+)
+def test_an_unknown_key_is_nobodys(sent: tuple[tuple[str, str], ...]) -> None:
+    with pytest.raises(RequestError) as caught:
+        access(tenants=KEYS).tenant(headers(*sent))
+    assert (caught.value.status, caught.value.param) == (401, None)
+    assert "red" not in caught.value.message
+
+
+def test_a_gateway_tells_the_tenant() -> None:
+    ours = access(tenants={"trusted_header": "X-Tenant"})
+    assert ours.tenant(headers(("x-tenant", " red "), bearer("Bearer none"))) == "red"
+    for sent in ((), (("X-Tenant", " "),), (("X-Tenant", "red"), ("X-Tenant", "blue"))):
+        with pytest.raises(RequestError, match="x-tenant"):
+            ours.tenant(headers(*sent))
+
+
+def test_tenants_are_no_operators() -> None:
+    ours = access(tenants=KEYS, operator={"token_sha256": sha256(TOKEN)})
+    sent = headers(bearer("Bearer red key"))
+    assert (ours.tenant(sent), ours.operator_allowed(sent)) == ("red", False)

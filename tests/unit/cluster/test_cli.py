@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvrelay.agents.workflow import StepResult
 from kvrelay.cluster import cli, lifecycle
 from kvrelay.cluster.cli.demo import _read_input, _row
+from kvrelay.cluster.config import load_config
 from kvrelay.cluster.errors import ConfigError, LifecycleError
 
 
@@ -118,3 +120,14 @@ def test_an_open_door_is_said_before_anything_starts(  # type: ignore[no-untyped
     code, _, err = run(capsys, monkeypatch, "serve", str(path))
     assert code == 1
     assert "warning: operator.open" in " ".join(err.split())
+
+
+def test_check_shows_no_secret(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    without_vllm = SimpleNamespace(check_engine_kwargs=lambda _: None)
+    monkeypatch.setitem(sys.modules, "kvrelay.cluster.engine_kwargs", without_vllm)
+    path = Path(cli.__file__).parents[1] / "configs" / "tenants.yaml"
+    tenants = load_config(path).tenants
+    assert tenants is not None
+    code, out, err = run(capsys, monkeypatch, "check", str(path))
+    assert code == 0, err
+    assert not any(key.api_key_sha256[:8] in out + err for key in tenants.api_keys)

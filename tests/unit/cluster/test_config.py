@@ -10,6 +10,7 @@ from kvrelay.cluster.config import load_config, parse_bytes
 from kvrelay.cluster.errors import ConfigError
 
 EXAMPLES = sorted((Path(config_module.__file__).parent / "configs").glob("*.yaml"))
+KEY = {"name": "a", "api_key_sha256": "0" * 64}
 
 
 def base(**changes: Any) -> dict[str, Any]:
@@ -31,8 +32,9 @@ def test_examples_load(path: Path) -> None:
     assert load_config(path).agents
 
 
-def test_round_trip() -> None:
-    config = load_config(EXAMPLES[0])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_round_trip(path: Path) -> None:
+    config = load_config(path)
     assert load_config(config.model_dump()) == config
 
 
@@ -53,7 +55,7 @@ def test_sizes_refused(text: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http, operator"),
+        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http, operator, tenants"),
         ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
@@ -70,6 +72,17 @@ def test_sizes_refused(text: Any) -> None:
         ({"operator": {"token_sha256": "plain"}}, "operator.token_sha256: a SHA-256 is 64 hex digits"),
         ({"operator": {"token_env": "A", "open": True}}, "operator: give one of token_sha256, "),
         ({"operator": {"open": "true"}}, "operator.open: "),
+        ({"tenants": {}}, "tenants: give either api_keys or trusted_header"),
+        ({"tenants": {"api_keys": []}}, "tenants: give either api_keys or trusted_header"),
+        ({"tenants": {"api_keys": [KEY], "trusted_header": "X-A"}}, "tenants: give either api_keys "),
+        ({"tenants": {"api_keys": [KEY, KEY]}}, "tenants: api_keys[1] is the same key as api_keys[0]"),
+        ({"tenants": {"api_keys": [{"name": "a"}]}}, "tenants.api_keys[0].api_key_sha256: missing"),
+        ({"tenants": {"api_keys": [{**KEY, "name": ""}]}}, "tenants.api_keys[0].name: "),
+        (
+            {"tenants": {"api_keys": [{**KEY, "api_key_sha256": "plain"}]}},
+            "tenants.api_keys[0].api_key_sha256: a SHA-256 is 64 hex digits",
+        ),
+        ({"tenants": {"trusted_header": "X Tenant"}}, "tenants.trusted_header: the name of a header"),
     ],
 )
 def test_one_problem(change: dict[str, Any], message: str) -> None:
@@ -188,3 +201,5 @@ def test_no_error_shows_a_secret() -> None:
     secret = "hunter2"
     for operator in ({"token_sha256": secret}, {"token": secret}, {"open": secret}):
         assert secret not in problems(base(operator=operator))
+    for change in ({"api_key_sha256": secret}, {"api_key": secret}):
+        assert secret not in problems(base(tenants={"api_keys": [{**KEY, **change}]}))

@@ -62,6 +62,7 @@ def client() -> TestClient:
         ("/completions", '{"prompt": "x", "max_tokens": "many"}', "max_tokens"),
         ("/completions", '{"prompt": "x", "stream_options": 3}', None),
         ("/completions", '{"prompt": "x", "kv_transfer_params": 3}', "kv_transfer_params"),
+        ("/completions", '{"prompt": "x", "cache_salt": "\\ud800"}', "cache_salt"),
     ],
 )
 def test_malformed_bodies(client: TestClient, path: str, body: str, param: str | None) -> None:
@@ -129,8 +130,12 @@ def post(client: TestClient, path: str, headers: Any = None, **body: Any) -> Any
     return client.post(path, json={"model": "a", **prompt, **body}, headers=headers)
 
 
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 TOKEN = "letmein"
-OPERATOR = Access(operator_sha256=hashlib.sha256(TOKEN.encode()).hexdigest())
+OPERATOR = Access(operator_sha256=sha256(TOKEN))
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 
 
@@ -176,3 +181,56 @@ def test_agents_do_not_see_the_token(path: str) -> None:
     seen = post(front(OPERATOR), path, headers).json()["headers"]
     assert seen["x-other"] == "kept"
     assert TOKEN not in str(seen)
+
+
+TENANTS = Access(tenant_keys={sha256("red key"): "red", sha256("blue key"): "blue"})
+RED, BLUE = {"Authorization": "Bearer red key"}, {"Authorization": "Bearer blue key"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer none"}, {"X-Tenant": "red"}])
+def test_requests_of_nobody_are_401(path: str, headers: dict[str, str]) -> None:
+    answer = post(front(TENANTS), path, headers)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    assert error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+    assert front(TENANTS).post(path, content="{bad", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_tenants_salt_is_the_servers(path: str) -> None:
+    client = front(TENANTS)
+
+    def salt(headers: dict[str, str], **body: Any) -> str:
+        seen = post(client, path, headers, **body).json()
+        assert "key" not in str(seen["headers"])
+        return str(seen["cache_salt"])
+
+    red, blue = salt(RED), salt(BLUE)
+    assert red != blue
+    assert (salt(RED), salt(RED, tenant="blue")) == (red, red)
+    own = salt(RED, cache_salt="x")
+    assert own == salt(RED, cache_salt="x")
+    # Whatever blue sends, it is blue's: what red sends, and what red has got by it.
+    forged = [salt(BLUE, cache_salt=sent) for sent in ("x", "red", red, own)]
+    assert len({red, blue, own, *forged}) == 7
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_with_one_tenant_a_request_stays_as_it_is(path: str) -> None:
+    client = front(Access())
+    assert post(client, path, RED).json()["cache_salt"] is None
+    salts = {post(client, path, cache_salt=sent).json()["cache_salt"] for sent in ("x", "y")}
+    assert len(salts) == 2
+    assert not salts & {"x", "y", None}
+
+
+def test_a_gateways_header_names_the_tenant() -> None:
+    client = front(Access(tenant_header="x-tenant"))
+    assert post(client, PATHS[0]).status_code == 401
+    salts = [post(client, PATHS[0], {"X-Tenant": name}).json()["cache_salt"] for name in "aba"]
+    assert salts[0] == salts[2] != salts[1]
+    twice = post(client, PATHS[0], [("X-Tenant", "a"), ("X-Tenant", "b")])
+    assert twice.status_code == 401
