@@ -39,8 +39,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     config = load_config(args["config"] if set(args) == {"config"} else args)
     if config.operator.open:
         raise ConfigError(
-            "operator.open: only with `kvrelay serve`, which sees to it that nobody else reaches the "
-            "endpoint; give operator.token_sha256 instead"
+            "operator.open: only with `kvrelay serve`, which sees to it that nobody else reaches "
+            "the endpoint; give operator.token_sha256 instead"
         )
     return application(config)
 

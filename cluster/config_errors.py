@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-_SHA256 = "a SHA-256 is 64 hex digits in lower case: printf %s \"$KEY\" | sha256sum"
+_SHA256 = 'a SHA-256 is 64 hex digits in lower case: printf %s "$KEY" | sha256sum'
 _PATTERNS = {
     "name": "a name is letters and digits, with single '.', '_' or '-' between",
     "node": "a label's value is up to 63 letters and digits, with '.', '_' or '-' between",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvrelay.policies import Candidate, Decision, Reason
 from kvrelay.policies.decision import recompute
@@ -69,6 +69,11 @@ class Tracked:
     lookup_s: float = 0.0
     load_s: float = 0.0
 
+    def note(self, found: Candidate | None, advised_tokens: int) -> None:
+        """What a look-up has brought; after a preemption the record stays the first admission's."""
+        if not self.admitted:
+            self.found, self.advised_tokens = found, advised_tokens
+
     def release_plan(self) -> None:
         """Give back leases, if any."""
         plan, self.plan = self.plan, None
@@ -105,8 +110,9 @@ def requested_mode(request: "Request") -> Mode:
     ours = params.get("kvrelay") if isinstance(params, dict) else None
     if ours is None:
         return Mode.AUTO
+    mode: Any = ours.get("mode", Mode.AUTO) if isinstance(ours, dict) else None
     try:
-        return Mode(ours.get("mode", Mode.AUTO) if isinstance(ours, dict) else None)
+        return Mode(mode)
     except ValueError:
         return Mode.RECOMPUTE
 

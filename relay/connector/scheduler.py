@@ -113,8 +113,7 @@ class SchedulerHalf:
         """How many tokens beyond the local hit to load; called at every admission attempt."""
         tracked = self._tracked[request.request_id]
         tracked.release_plan()
-        if not tracked.admitted:
-            tracked.found, tracked.advised_tokens = None, 0
+        tracked.note(None, 0)
         start_s = time.perf_counter()
         decision = self._decide(tracked, num_computed_tokens)
         now_s = time.perf_counter()
@@ -247,9 +246,8 @@ class SchedulerHalf:
         if found is None or found.num_tokens <= num_local:
             return recompute(Reason.LOCAL_HIT if num_local else Reason.NO_SOURCE)
         slot_bytes = attachment.slab.geometry.slot_bytes
-        if not tracked.admitted:
-            num_bytes = len(found.headers) * slot_bytes
-            tracked.found = Candidate(found.place, found.num_tokens - num_local, num_bytes)
+        num_bytes = len(found.headers) * slot_bytes
+        tracked.note(Candidate(found.place, found.num_tokens - num_local, num_bytes), 0)
         if len(self._loading) >= self._settings.max_loads_in_flight:
             return recompute(Reason.LOADS_IN_FLIGHT)
         plans: dict[int, Match] = {}
@@ -269,8 +267,7 @@ class SchedulerHalf:
             * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
         )
         advice = self._policy.decide(view)
-        if not tracked.admitted:
-            tracked.advised_tokens = advice.num_tokens
+        tracked.note(tracked.found, advice.num_tokens)
         decision = decide_in_mode(tracked.mode, advice, view.candidates[0])
         if decision.arm is not Arm.RELAY:
             return decision

