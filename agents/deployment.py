@@ -20,7 +20,6 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 
 from kvrelay.agents.control import parse_mode
 from kvrelay.agents.errors import RequestError
-from kvrelay.agents.prompt import missing_sampling, with_system_prompt
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.relay.settings import RelaySettings
 
@@ -46,7 +45,7 @@ class AgentServer(LLMServer):
 
         Args:
             llm_config: the engine, as ray.serve.llm takes it.
-            agent: prompt, sampling defaults, relay and cores of this agent.
+            agent: relay and cores of this agent.
         """
         self._agent = agent
         await super().__init__(llm_config)
@@ -62,30 +61,27 @@ class AgentServer(LLMServer):
         await super().start()
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        """A chat completion, with the agent's system prompt and sampling defaults."""
-        request.messages = with_system_prompt(request.messages, self._agent.system_prompt)
-        if (refused := self._apply_defaults(request)) is not None:
+        """A chat completion; the ingress has applied the defaults of the agent that is named."""
+        if (refused := _refused(request)) is not None:
             return _only(refused)
         return await super().chat(request, raw_request_info)
 
     async def completions(
         self, request: Any, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
-        """A text completion of a prompt taken as it is, with the sampling defaults."""
-        if (refused := self._apply_defaults(request)) is not None:
+        """A text completion of a prompt taken as it is."""
+        if (refused := _refused(request)) is not None:
             return _only(refused)
         return await super().completions(request, raw_request_info)
 
-    def _apply_defaults(self, request: Any) -> ErrorResponse | None:
-        """Fill in what the request does not bring; the refusal if it cannot be served."""
-        try:
-            parse_mode(request.kv_transfer_params)
-        except RequestError as error:
-            return _refusal(error)
-        brought = {name: getattr(request, name) for name in request.model_fields_set}
-        for name, value in missing_sampling(brought, self._agent.sampling).items():
-            setattr(request, name, value)
-        return None
+
+def _refused(request: Any) -> ErrorResponse | None:
+    """The answer to a request that cannot be served; None if it can."""
+    try:
+        parse_mode(request.kv_transfer_params)
+    except RequestError as error:
+        return _refusal(error)
+    return None
 
 
 def connector_config(settings: RelaySettings) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.ingress import make_fastapi_ingress
 
 from kvrelay.agents.deployment import AgentServer, NoDownload
+from kvrelay.agents.prompt import AgentDefaults
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, load_config
 from kvrelay.cluster.engine_kwargs import check_engine_kwargs
 from kvrelay.cluster.errors import ModelError
+from kvrelay.cluster.front import AgentFront, FrontSettings
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 from kvrelay.cluster.model import ensure_model
 from kvrelay.cluster.startup import AGENT_PREFIX
@@ -49,7 +51,17 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     deployment = serve.deployment(
         ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options=actor
     )
-    return deployment.bind(llm_deployments=agents, model_cards=cards)
+    settings = _front_settings(config)
+    return deployment.bind(llm_deployments=agents, model_cards=cards, settings=settings)
+
+
+def _front_settings(config: ClusterConfig) -> FrontSettings:
+    return FrontSettings(
+        {
+            agent.name: AgentFront(AgentDefaults(agent.system_prompt, agent.sampling.given()))
+            for agent in config.agents
+        }
+    )
 
 
 def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:
@@ -78,8 +90,6 @@ def _agent(config: ClusterConfig, agent: AgentConfig, source: Path | str) -> ser
 def _settings(config: ClusterConfig, agent: AgentConfig) -> AgentSettings:
     return AgentSettings(
         name=agent.name,
-        system_prompt=agent.system_prompt,
-        sampling=agent.sampling.given(),
         relay=config.relay.settings(agent.name) if config.relays(agent) else None,
         cpu_binding=agent.cpu_binding,
     )

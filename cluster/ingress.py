@@ -15,12 +15,20 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from ray.serve.handle import DeploymentHandle
 from ray.serve.llm.ingress import OpenAiIngress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
+from kvrelay.agents.prompt import (
+    AgentDefaults,
+    missing_sampling,
+    plain_messages,
+    with_system_prompt,
+)
 from kvrelay.cluster.config_errors import format_path
+from kvrelay.cluster.front import FrontSettings
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +42,18 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
 
 
 class AgentIngress(OpenAiIngress):
-    """Routes a request to the agent that its `model` names."""
+    """Routes a request to the agent that its `model` names, with that agent's defaults."""
+
+    def __init__(
+        self,
+        llm_deployments: dict[str, DeploymentHandle],
+        model_cards: dict[str, Any],
+        *,
+        settings: FrontSettings,
+    ) -> None:
+        """Take the engines' handles and what `/v1/models` says, both by agent."""
+        super().__init__(llm_deployments, model_cards)
+        self._agents = settings.agents
 
     async def health(self) -> dict[str, str]:
         """Answers once the ingress serves; the agents' own health is Serve's to watch."""
@@ -67,6 +86,8 @@ class AgentIngress(OpenAiIngress):
 
     async def _answer(self, body: Any, method: str, request: Request) -> Response:
         """The agent's answer: JSON, or server-sent events if it is a stream."""
+        agent = await self._get_model_id(body.model)
+        _apply_defaults(body, await request.json(), self._agents[agent].defaults)
         parts = self._get_response(body=body, call_method=method, raw_request=request)
         try:
             first = await anext(parts)
@@ -88,7 +109,10 @@ async def _parse(request: Request, model: type[BaseModel]) -> Any:
             trip over some malformed bodies with a TypeError, which is no server error.
     """
     try:
-        return model.model_validate(await request.json())
+        body: Any = model.model_validate(await request.json())
+        if isinstance(body, ChatCompletionRequest):
+            body.messages = _messages(body)
+        return body
     except ValidationError as error:
         raise _from_validation(error.errors()) from error
     except VLLMClientError as error:
@@ -98,6 +122,30 @@ async def _parse(request: Request, model: type[BaseModel]) -> Any:
     except (TypeError, AttributeError, KeyError) as error:
         message = f"the body is not what this endpoint takes: {error}"
         raise ApiError(400, message, None, "invalid_value") from error
+
+
+def _messages(body: ChatCompletionRequest) -> list[Any]:
+    """The chat's messages, wholly read: pydantic leaves some contents for later."""
+    try:
+        return list(plain_messages(body.messages))
+    except (TypeError, ValueError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        message = f"messages: not a content that a message may have: {first}"
+        raise ApiError(400, message, "messages", "invalid_value") from error
+
+
+def _apply_defaults(body: Any, brought: Mapping[str, Any], defaults: AgentDefaults) -> None:
+    """Fill in what the request does not bring, in place.
+
+    Args:
+        body: the request as parsed: vLLM has put defaults of its own into it.
+        brought: the JSON of the same request.
+        defaults: of the agent.
+    """
+    if isinstance(body, ChatCompletionRequest):
+        body.messages = with_system_prompt(body.messages, defaults.system_prompt)
+    for name, value in missing_sampling(brought, defaults.sampling).items():
+        setattr(body, name, value)
 
 
 async def _events(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
