@@ -19,6 +19,7 @@ from kvrelay.agents.deployment import AgentServer, NoDownload
 from kvrelay.agents.prompt import AgentDefaults
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, load_config
+from kvrelay.cluster.embedding import check_embedding
 from kvrelay.cluster.engine_kwargs import check_engine_kwargs
 from kvrelay.cluster.errors import ModelError
 from kvrelay.cluster.front import AgentFront, FrontSettings
@@ -34,11 +35,13 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         args: the configuration itself, or `{"config": PATH}`.
 
     Raises:
-        ConfigError: the configuration cannot work.
+        ConfigError: the configuration cannot work, or needs what is not installed.
         ModelError: a model is not there and cannot be fetched.
     """
     config = load_config(args["config"] if set(args) == {"config"} else args)
     check_engine_kwargs(config)
+    if config.relay.embedding_model is not None:
+        check_embedding()
     sources = _model_sources(config)
     agents = {a.name: _agent(config, a, sources[a.model]) for a in config.agents}
     created_s = int(time.time())
@@ -56,12 +59,15 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def _front_settings(config: ClusterConfig) -> FrontSettings:
-    return FrontSettings(
-        {
-            agent.name: AgentFront(AgentDefaults(agent.system_prompt, agent.sampling.given()))
-            for agent in config.agents
-        }
-    )
+    agents = {
+        agent.name: AgentFront(
+            defaults=AgentDefaults(agent.system_prompt, agent.sampling.given()),
+            model=agent.model,
+            relays=config.relays(agent),
+        )
+        for agent in config.agents
+    }
+    return FrontSettings(agents, config.relay.embedding_model)
 
 
 def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:

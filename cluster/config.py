@@ -177,6 +177,9 @@ class RelayConfig(_Strict):
         max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
         transport: between nodes, `nixl` or `plasma`; by default what proves fastest.
         codec: between nodes, `raw`, `lz4` or `split`; by default what proves fastest.
+        embedding_model: measures how alike prompts are, beside their words: `minilm`, the name of
+            a sentence-transformers model, or a folder. Each text costs the ingress tens of
+            milliseconds of CPU; needs `pip install 'kvrelay[embed]'`. None by default.
     """
 
     enabled: bool = True
@@ -187,6 +190,7 @@ class RelayConfig(_Strict):
     max_loads_in_flight: int = Field(default=8, ge=1)
     transport: Literal["nixl", "plasma"] | None = None
     codec: Literal["raw", "lz4", "split"] | None = None
+    embedding_model: str | None = Field(default=None, min_length=1)
 
     def settings(self, agent: str) -> RelaySettings:
         """The connector's settings for one agent, without the node's store address."""

@@ -14,9 +14,13 @@ class AgentFront:
 
     Attributes:
         defaults: what it adds to requests.
+        model: the key of its model: prompts for another one are not comparable.
+        relays: whether its engine has kvrelay's connector.
     """
 
     defaults: AgentDefaults
+    model: str
+    relays: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class FrontSettings:
 
     Attributes:
         agents: by name.
+        embedding_model: measures the cosine of prompts; None measures none.
     """
 
     agents: Mapping[str, AgentFront]
+    embedding_model: str | None = None

@@ -23,12 +23,17 @@ from vllm.exceptions import VLLMClientError
 
 from kvrelay.agents.prompt import (
     AgentDefaults,
+    chat_text,
     missing_sampling,
     plain_messages,
+    single_prompt,
     with_system_prompt,
 )
 from kvrelay.cluster.config_errors import format_path
+from kvrelay.cluster.embedding import load_encoder
 from kvrelay.cluster.front import FrontSettings
+from kvrelay.cluster.similarity import SimilarityMeter
+from kvrelay.relay.labels import without_labels
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +59,8 @@ class AgentIngress(OpenAiIngress):
         """Take the engines' handles and what `/v1/models` says, both by agent."""
         super().__init__(llm_deployments, model_cards)
         self._agents = settings.agents
+        model = settings.embedding_model
+        self._similarity = SimilarityMeter(None if model is None else load_encoder(model))
 
     async def health(self) -> dict[str, str]:
         """Answers once the ingress serves; the agents' own health is Serve's to watch."""
@@ -88,6 +95,7 @@ class AgentIngress(OpenAiIngress):
         """The agent's answer: JSON, or server-sent events if it is a stream."""
         agent = await self._get_model_id(body.model)
         _apply_defaults(body, await request.json(), self._agents[agent].defaults)
+        await self._label(agent, body)
         parts = self._get_response(body=body, call_method=method, raw_request=request)
         try:
             first = await anext(parts)
@@ -99,6 +107,15 @@ class AgentIngress(OpenAiIngress):
         if isinstance(head, BaseModel):
             return JSONResponse(head.model_dump())
         return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+
+    async def _label(self, agent: str, body: Any) -> None:
+        """Put the labels of a request where only the ingress may write."""
+        front, params = self._agents[agent], without_labels(body.kv_transfer_params)
+        if front.relays:
+            scope = (front.model, body.cache_salt)
+            labels = await self._similarity.labels(agent, scope, _prompt(body))
+            params = labels.added_to(params)
+        body.kv_transfer_params = params
 
 
 async def _parse(request: Request, model: type[BaseModel]) -> Any:
@@ -146,6 +163,13 @@ def _apply_defaults(body: Any, brought: Mapping[str, Any], defaults: AgentDefaul
         body.messages = with_system_prompt(body.messages, defaults.system_prompt)
     for name, value in missing_sampling(brought, defaults.sampling).items():
         setattr(body, name, value)
+
+
+def _prompt(body: Any) -> str | list[int] | None:
+    """The prompt, if it is a single one, to be compared with others."""
+    if isinstance(body, ChatCompletionRequest):
+        return chat_text(body.messages)
+    return single_prompt(body.prompt)
 
 
 async def _events(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
