@@ -172,7 +172,8 @@ class RelayConfig(_Strict):
         encoded_bytes: memory of each node's store, besides, for blocks that `capacity_bytes` has
             no room for: a quarter shorter, and slower to load. None by default: whoever has sized
             a machine or a container for the one must not find it full hours later.
-        policy: `always`, `never` or `min_tokens:N`.
+        policy: `always`, `never`, `min_tokens:N`, or `similarity:0.85,0.90`, which goes by the cosine
+            of `embedding_model`: for KV on this node, and on others.
         load_deadline_s: a load that takes longer is given up and recomputed.
         max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
         transport: between nodes, `nixl` or `plasma`; by default what proves fastest.
@@ -191,6 +192,12 @@ class RelayConfig(_Strict):
     transport: Literal["nixl", "plasma"] | None = None
     codec: Literal["raw", "lz4", "split"] | None = None
     embedding_model: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _check_similarity(self) -> RelayConfig:
+        if self.policy.startswith("similarity:") and self.embedding_model is None:
+            raise ValueError(f"policy '{self.policy}' needs embedding_model, such as minilm")
+        return self
 
     def settings(self, agent: str) -> RelaySettings:
         """The connector's settings for one agent, without the node's store address."""

@@ -260,6 +260,7 @@ class SchedulerHalf:
             loads_in_flight=len(self._loading),
             bytes_in_flight=slot_bytes
             * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
+            similarity=tracked.labels.embedding_cosine,
         )
         decision = self._policy.decide(view)
         if decision.arm is not Arm.RELAY:

@@ -56,6 +56,11 @@ def test_sizes_refused(text: Any) -> None:
         ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http"),
         ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
+        (
+            {"relay": {"policy": "similarity:0.85,0.90"}},
+            "relay: policy 'similarity:0.85,0.90' needs embedding_model, such as minilm",
+        ),
+        ({"relay": {"embedding_model": ""}}, "relay.embedding_model: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
         ({"relay": {"encoded_bytes": -1}}, "relay.encoded_bytes: a size must be positive"),
         ({"relay": {"encoded_bytes": False}}, "relay.encoded_bytes: false is not a size"),
@@ -147,6 +152,11 @@ def test_who_relays() -> None:
     assert [config.relays(agent) for agent in config.agents] == [True, False, False]
     off = load_config(base(agents=agents, relay={"enabled": False}))
     assert not any(off.relays(agent) for agent in off.agents)
+
+
+def test_the_similarity_policy_with_its_model() -> None:
+    relay = {"policy": "similarity:0.85,0.90", "embedding_model": "minilm"}
+    assert load_config(base(relay=relay)).relay.settings("a").policy == relay["policy"]
 
 
 @pytest.mark.parametrize(
