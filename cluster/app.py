@@ -6,6 +6,7 @@ serve deploy / a RayService:  import_path: kvrelay.cluster.app:build, args: {con
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,10 +65,19 @@ def _front_settings(config: ClusterConfig) -> FrontSettings:
             defaults=AgentDefaults(agent.system_prompt, agent.sampling.given()),
             model=agent.model,
             relays=config.relays(agent),
+            pool=_pool(config, agent),
         )
         for agent in config.agents
     }
-    return FrontSettings(agents, config.relay.embedding_model)
+    return FrontSettings(agents, config.relay.routing, config.relay.embedding_model)
+
+
+def _pool(config: ClusterConfig, agent: AgentConfig) -> str | None:
+    """What agents have in common that can serve each other's requests: model and engine."""
+    if not config.relays(agent):
+        return None
+    engine = [agent.model, agent.num_gpus, config.engine_kwargs(agent)]
+    return json.dumps(engine, sort_keys=True, default=str)
 
 
 def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from kvrelay.agents.prompt import AgentDefaults
 
@@ -16,11 +17,13 @@ class AgentFront:
         defaults: what it adds to requests.
         model: the key of its model: prompts for another one are not comparable.
         relays: whether its engine has kvrelay's connector.
+        pool: agents of one pool can serve each other's requests; None: none can serve this one's.
     """
 
     defaults: AgentDefaults
     model: str
     relays: bool
+    pool: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,11 @@ class FrontSettings:
 
     Attributes:
         agents: by name.
+        routing: `named` sends a request to the agent that it names, `owner_affinity` to the one of
+            its pool that has its prefix.
         embedding_model: measures the cosine of prompts; None measures none.
     """
 
     agents: Mapping[str, AgentFront]
+    routing: Literal["named", "owner_affinity"] = "named"
     embedding_model: str | None = None

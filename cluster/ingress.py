@@ -21,6 +21,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
+from kvrelay.agents.control import Mode
 from kvrelay.agents.prompt import (
     AgentDefaults,
     chat_text,
@@ -32,7 +33,9 @@ from kvrelay.agents.prompt import (
 from kvrelay.cluster.config_errors import format_path
 from kvrelay.cluster.embedding import load_encoder
 from kvrelay.cluster.front import FrontSettings
+from kvrelay.cluster.owners import OwnerRouting
 from kvrelay.cluster.similarity import SimilarityMeter
+from kvrelay.policies.affinity import prefix_hashes
 from kvrelay.relay.labels import without_labels
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,8 @@ class AgentIngress(OpenAiIngress):
         self._agents = settings.agents
         model = settings.embedding_model
         self._similarity = SimilarityMeter(None if model is None else load_encoder(model))
+        by_owner = settings.routing == "owner_affinity"
+        self._owners = OwnerRouting(self._check_agent) if by_owner else None
 
     async def health(self) -> dict[str, str]:
         """Answers once the ingress serves; the agents' own health is Serve's to watch."""
@@ -96,17 +101,26 @@ class AgentIngress(OpenAiIngress):
         agent = await self._get_model_id(body.model)
         _apply_defaults(body, await request.json(), self._agents[agent].defaults)
         await self._label(agent, body)
-        parts = self._get_response(body=body, call_method=method, raw_request=request)
+
+        def ask(server: str) -> AsyncGenerator[Any, None]:
+            sent = body.model_copy(update={"model": server})
+            return self._get_response(body=sent, call_method=method, raw_request=request)
+
+        if self._owners is None:
+            parts = ask(agent)
+        else:
+            parts = self._owners.answer(agent, self._prefix(agent, body), ask)
         try:
             first = await anext(parts)
         except VLLMClientError as error:
             raise _from_client_error(error) from error
         head = first[0] if isinstance(first, list) else first
+        if not isinstance(head, BaseModel):
+            return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+        await parts.aclose()
         if isinstance(head, ErrorResponse):
             raise _from_engine(head)
-        if isinstance(head, BaseModel):
-            return JSONResponse(head.model_dump())
-        return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+        return JSONResponse(head.model_dump())
 
     async def _label(self, agent: str, body: Any) -> None:
         """Put the labels of a request where only the ingress may write."""
@@ -116,6 +130,17 @@ class AgentIngress(OpenAiIngress):
             labels = await self._similarity.labels(agent, scope, _prompt(body))
             params = labels.added_to(params)
         body.kv_transfer_params = params
+
+    def _prefix(self, agent: str, body: Any) -> list[bytes]:
+        """What may decide who serves a request; empty if it must be the agent that is named."""
+        pool, prompt = self._agents[agent].pool, _prompt(body)
+        if pool is None or prompt is None or not _is_auto(body.kv_transfer_params):
+            return []
+        return prefix_hashes((pool, body.cache_salt), prompt)
+
+    async def _check_agent(self, agent: str) -> None:
+        """Return once a replica of the agent has said that its engine is well."""
+        await self._default_serve_handles[agent].check_health.remote()
 
 
 async def _parse(request: Request, model: type[BaseModel]) -> Any:
@@ -170,6 +195,12 @@ def _prompt(body: Any) -> str | list[int] | None:
     if isinstance(body, ChatCompletionRequest):
         return chat_text(body.messages)
     return single_prompt(body.prompt)
+
+
+def _is_auto(kv_transfer_params: Mapping[str, Any] | None) -> bool:
+    """Whether a request leaves it to the cluster where its KV comes from."""
+    control = (kv_transfer_params or {}).get("kvrelay", {})
+    return isinstance(control, Mapping) and control.get("mode", Mode.AUTO) == Mode.AUTO
 
 
 async def _events(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:

@@ -177,3 +177,9 @@ def test_relay_settings() -> None:
         "a",
     )
     assert settings.store is None
+
+
+def test_routing() -> None:
+    assert load_config(base()).relay.routing == "named"
+    assert load_config(base(relay={"routing": "owner_affinity"})).relay.routing == "owner_affinity"
+    assert "relay.routing: " in problems(base(relay={"routing": "nearest"}))
