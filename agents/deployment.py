@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,6 @@ from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 
-from kvrelay.agents.prompt import missing_sampling, with_system_prompt
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.relay.settings import RelaySettings
 
@@ -43,7 +41,7 @@ class AgentServer(LLMServer):
 
         Args:
             llm_config: the engine, as ray.serve.llm takes it.
-            agent: prompt, sampling defaults, relay and cores of this agent.
+            agent: relay and cores of this agent.
         """
         self._agent = agent
         await super().__init__(llm_config)
@@ -57,25 +55,6 @@ class AgentServer(LLMServer):
             settings = await asyncio.to_thread(_with_store, self._agent.relay)
             self._llm_config.update_engine_kwargs(kv_transfer_config=connector_config(settings))
         await super().start()
-
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        """A chat completion, with the agent's system prompt and sampling defaults."""
-        request.messages = with_system_prompt(request.messages, self._agent.system_prompt)
-        self._apply_defaults(request)
-        return await super().chat(request, raw_request_info)
-
-    async def completions(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
-        """A text completion of a prompt taken as it is, with the sampling defaults."""
-        self._apply_defaults(request)
-        return await super().completions(request, raw_request_info)
-
-    def _apply_defaults(self, request: Any) -> None:
-        """Fill in what the request does not bring."""
-        brought = {name: getattr(request, name) for name in request.model_fields_set}
-        for name, value in missing_sampling(brought, self._agent.sampling).items():
-            setattr(request, name, value)
 
 
 def connector_config(settings: RelaySettings) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,8 +40,6 @@ class AgentSettings:
 
     Attributes:
         name: the `model` name that callers use.
-        system_prompt: inserted into chats that bring no system message.
-        sampling: applied to requests that bring none, by request field.
         relay: the connector's settings, without the store's address; None for an engine
             that gets no connector from kvrelay.
         cpu_binding: cores of a CPU engine's threads, such as `0-3`; None takes every core
@@ -49,7 +47,5 @@ class AgentSettings:
     """
 
     name: str
-    system_prompt: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
     relay: RelaySettings | None = None
     cpu_binding: str | None = None

@@ -15,6 +15,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from kvrelay.relay.labels import FIELD
+
 
 class Driver:
     """One engine; `DrivenEngine` calls its methods by name."""
@@ -43,13 +45,18 @@ class Driver:
         prompt_logprobs: int | None = None,
         salt: str | None = None,
         kvrelay: Any = None,
+        labels: Any = None,
     ) -> str:
-        """Add a request, greedy; its id. `kvrelay` is what goes into `kv_transfer_params`."""
+        """Add a request, greedy; its id.
+
+        `kvrelay` is what a client writes into `kv_transfer_params`, `labels` what the ingress does.
+        """
         from vllm import SamplingParams
 
         self.serial += 1
         request_id = f"r{self.serial}"
-        extra = {"kv_transfer_params": {"kvrelay": kvrelay}} if kvrelay is not None else None
+        told = {"kvrelay": kvrelay, FIELD: labels}
+        told = {name: value for name, value in told.items() if value is not None}
         params = SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
@@ -57,7 +64,7 @@ class Driver:
             detokenize=False,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            extra_args=extra,
+            extra_args={"kv_transfer_params": told} if told else None,
         )
         inputs: dict[str, Any] = {"prompt_token_ids": prompt}
         if salt is not None:

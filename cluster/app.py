@@ -6,6 +6,7 @@ serve deploy / a RayService:  import_path: kvrelay.cluster.app:build, args: {con
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,11 +17,14 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from ray.serve.llm.ingress import make_fastapi_ingress
 
 from kvrelay.agents.deployment import AgentServer, NoDownload
+from kvrelay.agents.prompt import AgentDefaults
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.cluster.access import make_access
 from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, load_config
+from kvrelay.cluster.embedding import check_embedding
 from kvrelay.cluster.engine_kwargs import check_engine_kwargs
 from kvrelay.cluster.errors import ConfigError, ModelError
+from kvrelay.cluster.front import AgentFront, FrontSettings
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 from kvrelay.cluster.model import ensure_model
 from kvrelay.cluster.startup import AGENT_PREFIX
@@ -33,7 +37,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         args: the configuration itself, or `{"config": PATH}`.
 
     Raises:
-        ConfigError: the configuration cannot work.
+        ConfigError: the configuration cannot work, or needs what is not installed.
         ModelError: a model is not there and cannot be fetched.
     """
     config = load_config(args["config"] if set(args) == {"config"} else args)
@@ -49,6 +53,8 @@ def application(config: ClusterConfig) -> serve.Application:
     """As `build`, for a caller who lets Serve listen where the configuration says."""
     access = make_access(config)
     check_engine_kwargs(config)
+    if config.relay.embedding_model is not None:
+        check_embedding()
     sources = _model_sources(config)
     agents = {a.name: _agent(config, a, sources[a.model]) for a in config.agents}
     created_s = int(time.time())
@@ -61,7 +67,31 @@ def application(config: ClusterConfig) -> serve.Application:
     deployment = serve.deployment(
         ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options=actor
     )
-    return deployment.bind(llm_deployments=agents, model_cards=cards, access=access)
+    settings = _front_settings(config)
+    return deployment.bind(
+        llm_deployments=agents, model_cards=cards, settings=settings, access=access
+    )
+
+
+def _front_settings(config: ClusterConfig) -> FrontSettings:
+    agents = {
+        agent.name: AgentFront(
+            defaults=AgentDefaults(agent.system_prompt, agent.sampling.given()),
+            model=agent.model,
+            relays=config.relays(agent),
+            pool=_pool(config, agent),
+        )
+        for agent in config.agents
+    }
+    return FrontSettings(agents, config.relay.routing, config.relay.embedding_model)
+
+
+def _pool(config: ClusterConfig, agent: AgentConfig) -> str | None:
+    """What agents have in common that can serve each other's requests: model and engine."""
+    if not config.relays(agent):
+        return None
+    engine = [agent.model, agent.num_gpus, config.engine_kwargs(agent)]
+    return json.dumps(engine, sort_keys=True, default=str)
 
 
 def _model_sources(config: ClusterConfig) -> dict[str, Path | str]:
@@ -90,8 +120,6 @@ def _agent(config: ClusterConfig, agent: AgentConfig, source: Path | str) -> ser
 def _settings(config: ClusterConfig, agent: AgentConfig) -> AgentSettings:
     return AgentSettings(
         name=agent.name,
-        system_prompt=agent.system_prompt,
-        sampling=agent.sampling.given(),
         relay=config.relay.settings(agent.name) if config.relays(agent) else None,
         cpu_binding=agent.cpu_binding,
     )

@@ -174,11 +174,17 @@ class RelayConfig(_Strict):
         encoded_bytes: memory of each node's store, besides, for blocks that `capacity_bytes` has
             no room for: a quarter shorter, and slower to load. None by default: whoever has sized
             a machine or a container for the one must not find it full hours later.
-        policy: `always`, `never` or `min_tokens:N`.
+        policy: `always`, `never`, `min_tokens:N`, or `similarity:0.85,0.90`, which goes by the
+            cosine of `embedding_model`: for KV on this node, and on others.
         load_deadline_s: a load that takes longer is given up and recomputed.
         max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
         transport: between nodes, `nixl` or `plasma`; by default what proves fastest.
         codec: between nodes, `raw`, `lz4` or `split`; by default what proves fastest.
+        routing: `named` sends a request to the agent that it names; `owner_affinity` to the one
+            that has its prefix, if that has the same model and engine arguments and is not busy.
+        embedding_model: measures how alike prompts are, beside their words: `minilm`, the name of
+            a sentence-transformers model, or a folder. Each text costs the ingress tens of
+            milliseconds of CPU; needs `pip install 'kvrelay[embed]'`. None by default.
     """
 
     enabled: bool = True
@@ -189,6 +195,14 @@ class RelayConfig(_Strict):
     max_loads_in_flight: int = Field(default=8, ge=1)
     transport: Literal["nixl", "plasma"] | None = None
     codec: Literal["raw", "lz4", "split"] | None = None
+    routing: Literal["named", "owner_affinity"] = "named"
+    embedding_model: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _check_similarity(self) -> RelayConfig:
+        if self.policy.startswith("similarity:") and self.embedding_model is None:
+            raise ValueError(f"policy '{self.policy}' needs embedding_model, such as minilm")
+        return self
 
     def settings(self, agent: str) -> RelaySettings:
         """The connector's settings for one agent, without the node's store address."""

@@ -15,6 +15,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from ray.serve.handle import DeploymentHandle
 from ray.serve.llm.ingress import OpenAiIngress
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -22,9 +23,24 @@ from vllm.exceptions import VLLMClientError
 
 from kvrelay.agents.control import parse_mode
 from kvrelay.agents.errors import RequestError
+from kvrelay.agents.prompt import (
+    AgentDefaults,
+    chat_text,
+    missing_sampling,
+    plain_messages,
+    single_prompt,
+    with_system_prompt,
+)
 from kvrelay.cluster.access import Access
 from kvrelay.cluster.config_errors import format_path
+from kvrelay.cluster.embedding import load_encoder
+from kvrelay.cluster.front import FrontSettings
+from kvrelay.cluster.owners import OwnerRouting
+from kvrelay.cluster.similarity import SimilarityMeter
+from kvrelay.policies.affinity import prefix_hashes
+from kvrelay.policies.modes import Mode
 from kvrelay.relay.keys import request_salt
+from kvrelay.relay.labels import without_labels
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +54,27 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
 
 
 class AgentIngress(OpenAiIngress):
-    """Routes a request to the agent that its `model` names, if its headers allow what it asks."""
+    """Routes a request to the agent that its `model` names, with that agent's defaults.
+
+    Only if its headers allow what it asks: agents believe what the ingress hands on.
+    """
 
     def __init__(
-        self, llm_deployments: dict[str, Any], model_cards: dict[str, Any], access: Access
+        self,
+        llm_deployments: dict[str, DeploymentHandle],
+        model_cards: dict[str, Any],
+        *,
+        settings: FrontSettings,
+        access: Access,
     ) -> None:
+        """Take the engines' handles and what `/v1/models` says, both by agent."""
         super().__init__(llm_deployments, model_cards)
         self._access = access
+        self._agents = settings.agents
+        model = settings.embedding_model
+        self._similarity = SimilarityMeter(None if model is None else load_encoder(model))
+        by_owner = settings.routing == "owner_affinity"
+        self._owners = OwnerRouting(self._check_agent) if by_owner else None
 
     async def health(self) -> dict[str, str]:
         """Answers once the ingress serves; the agents' own health is Serve's to watch."""
@@ -79,20 +109,53 @@ class AgentIngress(OpenAiIngress):
         """The agent's answer: JSON, or server-sent events if it is a stream."""
         tenant = self._access.tenant(request.headers)
         body = await _parse(request, model)
-        parse_mode(body.kv_transfer_params, self._access.operator_allowed(request.headers))
+        mode = parse_mode(body.kv_transfer_params, self._access.operator_allowed(request.headers))
         body.cache_salt = request_salt(tenant, body.cache_salt)
+        agent = await self._get_model_id(body.model)
+        _apply_defaults(body, await request.json(), self._agents[agent].defaults)
+        await self._label(agent, body)
         known = _without_headers(request, self._access.withheld_headers)
-        parts = self._get_response(body=body, call_method=method, raw_request=known)
+
+        def ask(server: str) -> AsyncGenerator[Any, None]:
+            sent = body.model_copy(update={"model": server})
+            return self._get_response(body=sent, call_method=method, raw_request=known)
+
+        if self._owners is None:
+            parts = ask(agent)
+        else:
+            prefix = self._prefix(agent, body) if mode is Mode.AUTO else []
+            parts = self._owners.answer(agent, prefix, ask)
         try:
             first = await anext(parts)
         except VLLMClientError as error:
             raise _from_client_error(error) from error
         head = first[0] if isinstance(first, list) else first
+        if not isinstance(head, BaseModel):
+            return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+        await parts.aclose()
         if isinstance(head, ErrorResponse):
             raise _from_engine(head)
-        if isinstance(head, BaseModel):
-            return JSONResponse(head.model_dump())
-        return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+        return JSONResponse(head.model_dump())
+
+    async def _label(self, agent: str, body: Any) -> None:
+        """Put the labels of a request where only the ingress may write."""
+        front, params = self._agents[agent], without_labels(body.kv_transfer_params)
+        if front.relays:
+            scope = (front.model, body.cache_salt)
+            labels = await self._similarity.labels(agent, scope, _prompt(body))
+            params = labels.added_to(params)
+        body.kv_transfer_params = params
+
+    def _prefix(self, agent: str, body: Any) -> list[bytes]:
+        """What may decide who serves a request; empty if it must be the agent that is named."""
+        pool, prompt = self._agents[agent].pool, _prompt(body)
+        if pool is None or prompt is None:
+            return []
+        return prefix_hashes((pool, body.cache_salt), prompt)
+
+    async def _check_agent(self, agent: str) -> None:
+        """Return once a replica of the agent has said that its engine is well."""
+        await self._default_serve_handles[agent].check_health.remote()
 
 
 async def _parse(request: Request, model: type[BaseModel]) -> Any:
@@ -103,7 +166,10 @@ async def _parse(request: Request, model: type[BaseModel]) -> Any:
             trip over some malformed bodies with a TypeError, which is no server error.
     """
     try:
-        return model.model_validate(await request.json())
+        body: Any = model.model_validate(await request.json())
+        if isinstance(body, ChatCompletionRequest):
+            body.messages = _messages(body)
+        return body
     except ValidationError as error:
         raise _from_validation(error.errors()) from error
     except VLLMClientError as error:
@@ -119,6 +185,37 @@ def _without_headers(request: Request, names: frozenset[bytes]) -> Request:
     """The request as agents get it: they have no use for secrets, and might log them."""
     headers = [(n, v) for n, v in request.scope["headers"] if n.lower() not in names]
     return Request({**request.scope, "headers": headers})
+
+
+def _messages(body: ChatCompletionRequest) -> list[Any]:
+    """The chat's messages, wholly read: pydantic leaves some contents for later."""
+    try:
+        return list(plain_messages(body.messages))
+    except (TypeError, ValueError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        message = f"messages: not a content that a message may have: {first}"
+        raise ApiError(400, message, "messages", "invalid_value") from error
+
+
+def _apply_defaults(body: Any, brought: Mapping[str, Any], defaults: AgentDefaults) -> None:
+    """Fill in what the request does not bring, in place.
+
+    Args:
+        body: the request as parsed: vLLM has put defaults of its own into it.
+        brought: the JSON of the same request.
+        defaults: of the agent.
+    """
+    if isinstance(body, ChatCompletionRequest):
+        body.messages = with_system_prompt(body.messages, defaults.system_prompt)
+    for name, value in missing_sampling(brought, defaults.sampling).items():
+        setattr(body, name, value)
+
+
+def _prompt(body: Any) -> str | list[int] | None:
+    """The prompt, if it is a single one, to be compared with others."""
+    if isinstance(body, ChatCompletionRequest):
+        return chat_text(body.messages)
+    return single_prompt(body.prompt)
 
 
 async def _events(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:

@@ -4,7 +4,13 @@ No Ray, no vLLM, no torch and no clock live here: whoever calls passes the time 
 """
 
 from kvrelay.policies.base import Candidate, RelayPolicy, RelayView
-from kvrelay.policies.baselines import AlwaysRelay, MinTokens, NeverRelay, parse_policy
+from kvrelay.policies.baselines import (
+    AlwaysRelay,
+    MinTokens,
+    NeverRelay,
+    SimilarPrompts,
+    parse_policy,
+)
 from kvrelay.policies.decision import Arm, Decision, Reason
 
 __all__ = [
@@ -17,5 +23,6 @@ __all__ = [
     "Reason",
     "RelayPolicy",
     "RelayView",
+    "SimilarPrompts",
     "parse_policy",
 ]

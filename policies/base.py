@@ -40,6 +40,8 @@ class RelayView:
         requests_running: requests in this engine's batch.
         loads_in_flight: loads this engine has under way.
         bytes_in_flight: bytes of those loads.
+        similarity: embedding cosine of the prompt and the most similar recent one, 0 to 1; None if
+            it was not measured. That the candidates match exactly does not rest on it.
     """
 
     prompt_tokens: int
@@ -49,6 +51,7 @@ class RelayView:
     requests_running: int = 0
     loads_in_flight: int = 0
     bytes_in_flight: int = 0
+    similarity: float | None = None
 
 
 class RelayPolicy(ABC):

@@ -25,6 +25,8 @@ class Reason(StrEnum):
     MODE_LOOKUP_ONLY = "mode_lookup_only"  # the request asked what is held, not to have it
     POLICY_NEVER = "policy_never"
     TOO_FEW_TOKENS = "too_few_tokens"
+    DISSIMILAR = "dissimilar"  # no recent prompt is similar enough for where the KV is
+    SIMILARITY_UNKNOWN = "similarity_unknown"  # the policy goes by it, and it was not measured
     LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
     UNSUPPORTED_REQUEST = "unsupported_request"  # prompt_logprobs, prompt embeddings, ...
     UNSUPPORTED_MODEL = "unsupported_model"  # hybrid KV groups, MLA, several ranks, ...

@@ -13,7 +13,7 @@ class RelayRecord:
     Tokens: prompt = local + relayed + recomputed. Seconds are wall seconds.
 
     Attributes:
-        agent: the agent that served the request.
+        agent: the agent that the client named.
         policy: the policy that decided.
         mode: what the request asked for, see `Mode`.
         decision: arm, reason, estimates and propensity at look-up.
@@ -43,6 +43,10 @@ class RelayRecord:
         load_wait_s: from handing the load over to its first copy.
         copy_s: from the first copy to the last block verified.
         load_s: from the look-up to the load's report.
+        served_by: the agent whose engine served it.
+        minhash_jaccard, embedding_cosine: how much its prompt is like the most similar recent one,
+            0 to 1; None if that was not measured. They license nothing.
+        similarity_band: of the cosine if there is one, else of the index: `high`, `mid`, `low`.
         overhead: the engine's cost of relay so far, see `WorkerCost`, plus `scheduler_s`.
     """
 
@@ -74,6 +78,10 @@ class RelayRecord:
     load_wait_s: float = 0.0
     copy_s: float = 0.0
     load_s: float = 0.0
+    served_by: str = ""
+    minhash_jaccard: float | None = None
+    embedding_cosine: float | None = None
+    similarity_band: str | None = None
     overhead: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from kvrelay.policies import Reason
 from kvrelay.policies.decision import recompute
 from kvrelay.relay.connector.metadata import RelayMetadata
 from kvrelay.relay.connector.request import requested_mode
+from kvrelay.relay.labels import Labels
 from kvrelay.relay.record import RelayRecord
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class OffHalf:
         """The record: everything beyond the local hit was computed here, and why."""
         local = self._local_tokens.pop(request.request_id, 0)
         return RelayRecord(
-            agent=self._agent,
+            **Labels.of(request.kv_transfer_params).in_record(self._agent),
             policy="never",
             mode=requested_mode(request),
             decision=recompute(self._reason),

@@ -12,6 +12,7 @@ from kvrelay.relay.blocks import BlockChain, Match
 from kvrelay.relay.client import Attachment
 from kvrelay.relay.connector.metadata import LoadOutcome
 from kvrelay.relay.keys import digest_fields
+from kvrelay.relay.labels import Labels
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -36,6 +37,7 @@ class Tracked:
 
     Attributes:
         request: vLLM's request, read only.
+        labels: what the ingress told of it.
         refusal: a reason that holds for the request's whole life; None if there is none.
         saves: whether its blocks may be published.
         chain: its block keys; None while its root is not known.
@@ -50,6 +52,7 @@ class Tracked:
     request: "Request"
     mode: Mode
     arrived_s: float
+    labels: Labels = field(default_factory=Labels)
     refusal: Reason | None = None
     saves: bool = True
     chain: BlockChain | None = None

@@ -38,6 +38,7 @@ from kvrelay.relay.connector.request import (
     unsupported_request,
 )
 from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
+from kvrelay.relay.labels import Labels
 from kvrelay.relay.protocol import FetchEnded
 from kvrelay.relay.record import RelayRecord
 from kvrelay.relay.settings import RelaySettings
@@ -98,7 +99,8 @@ class SchedulerHalf:
     @guarded(lambda: None)
     def on_new_request(self, request: "Request") -> None:
         """A request has come in."""
-        tracked = Tracked(request, requested_mode(request), time.perf_counter())
+        labels = Labels.of(request.kv_transfer_params)
+        tracked = Tracked(request, requested_mode(request), time.perf_counter(), labels)
         self._tracked[request.request_id] = tracked
         if unsupported_request(request):
             tracked.refusal = Reason.UNSUPPORTED_REQUEST
@@ -265,6 +267,7 @@ class SchedulerHalf:
             loads_in_flight=len(self._loading),
             bytes_in_flight=slot_bytes
             * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
+            similarity=tracked.labels.embedding_cosine,
         )
         advice = self._policy.decide(view)
         tracked.note(tracked.found, advice.num_tokens)
@@ -433,7 +436,7 @@ class SchedulerHalf:
         cost = self._worker_cost
         fetched = outcome.fetched if outcome is not None else None
         return RelayRecord(
-            agent=self._settings.agent,
+            **tracked.labels.in_record(self._settings.agent),
             policy=self._policy.name,
             mode=tracked.mode,
             found=tracked.found,

@@ -87,6 +87,20 @@ def test_an_agent_without_connector_has_no_record(client: OpenAI) -> None:
     assert answer.kv_transfer_params is None
 
 
+def test_similarity_is_measured_and_cannot_be_forged(client: OpenAI) -> None:
+    prompt = prompt_ids(6, 400)
+    complete(client, "b", prompt_ids(7, 400))
+    assert record(complete(client, "a", prompt))["minhash_jaccard"] < 0.2
+    forged = {"kvrelay_labels": {"agent": "plain", "minhash_jaccard": 0.5, "embedding_cosine": 1.0}}
+    answer: Any = client.completions.create(
+        model="b", prompt=prompt, max_tokens=1, extra_body={"kv_transfer_params": forged}
+    )
+    content = record(answer)
+    assert (content["agent"], content["served_by"]) == ("b", "b")
+    assert (content["minhash_jaccard"], content["embedding_cosine"]) == (1.0, None)
+    assert content["similarity_band"] == "high"
+
+
 def test_a_pipeline_hands_over_what_was_read_and_written(client: OpenAI) -> None:
     layout = ChatLayout.load(ensure_model("demo"))
     source = Path(__file__).read_text(encoding="utf-8")

@@ -166,3 +166,15 @@ def test_reset_of_the_connector_cache_forgets_what_was_published(pair: Pair) -> 
         "driver.scheduler.get_kv_connector()._scheduler._fingerprint = value", value=fingerprint
     )
     assert record["reason"] == "no_source"
+
+
+def test_the_record_carries_the_ingresss_labels(pair: Pair) -> None:
+    a, _ = pair
+    prompt = text_tokens(66, BLOCK + 5)
+    labels = {"agent": "named", "minhash_jaccard": 0.3, "embedding_cosine": 0.8}
+    record = a.one(prompt, labels=labels)["record"]
+    assert (record["agent"], record["served_by"]) == ("named", "a")
+    assert (record["minhash_jaccard"], record["embedding_cosine"]) == (0.3, 0.8)
+    assert record["similarity_band"] == "mid"
+    record = a.one(prompt, labels={"agent": 7})["record"]
+    assert (record["agent"], record["similarity_band"]) == ("a", None)

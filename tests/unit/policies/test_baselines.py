@@ -25,7 +25,10 @@ def test_min_tokens_has_its_threshold_inclusive(tokens: int, arm: Arm) -> None:
     assert parse_policy("min_tokens:256").decide(view(tokens)).arm is arm
 
 
-@pytest.mark.parametrize("text", ["always", "never", "min_tokens:64"])
+@pytest.mark.parametrize(
+    "text",
+    ["always", "never", "min_tokens:64", "similarity:0.85,0.90", "similarity:0.855,1.00"],
+)
 def test_name_round_trips(text: str) -> None:
     assert parse_policy(text).name == text
 
@@ -44,3 +47,44 @@ def test_a_decision_cannot_contradict_itself() -> None:
         Decision(Arm.RELAY, Reason.RELAYED, 0)
     with pytest.raises(ValueError, match="num_tokens"):
         Decision(Arm.RECOMPUTE, Reason.NO_SOURCE, 1)
+
+
+NEAR, FAR = Candidate("arena", 256, 2560), Candidate("nodes", 512, 5120)
+
+
+def similar(similarity: float | None, *candidates: Candidate) -> Decision:
+    view = RelayView(1000, 0, candidates, similarity=similarity)
+    return parse_policy("similarity:0.85,0.90").decide(view)
+
+
+@pytest.mark.parametrize("similarity", [0.9, 0.95, 1.0])
+def test_similar_prompts_are_relayed_from_anywhere(similarity: float) -> None:
+    assert similar(similarity, FAR, NEAR) == Decision(Arm.RELAY, Reason.RELAYED, 512)
+
+
+@pytest.mark.parametrize("similarity", [0.85, 0.899])
+@pytest.mark.parametrize("place", ["arena", "encoded"])
+def test_less_similar_ones_only_from_this_node(similarity: float, place: str) -> None:
+    here = Candidate(place, 256, 2560)
+    assert similar(similarity, FAR, here) == Decision(Arm.RELAY, Reason.RELAYED, 256)
+    refused = similar(similarity, FAR)
+    assert (refused.arm, refused.reason) == (Arm.RECOMPUTE, Reason.DISSIMILAR)
+
+
+@pytest.mark.parametrize("similarity", [0.0, 0.849])
+def test_dissimilar_ones_are_computed_however_much_matches(similarity: float) -> None:
+    assert similar(similarity, FAR, NEAR).reason is Reason.DISSIMILAR
+
+
+def test_without_a_similarity_it_is_not_guessed() -> None:
+    refused = similar(None, NEAR)
+    assert (refused.arm, refused.reason) == (Arm.RECOMPUTE, Reason.SIMILARITY_UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0.9", "x,0.9", "0.9,0.85", "-0.1,0.9", "0.85,1.1", "nan,0.9", "0.8,0.85,0.9", "0.8,"],
+)
+def test_bad_thresholds_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="similarity needs"):
+        parse_policy(f"similarity:{text}")

@@ -1,0 +1,42 @@
+"""What the ingress is told when it starts: plain values that travel to its replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvrelay.agents.prompt import AgentDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFront:
+    """One agent as the ingress sees it.
+
+    Attributes:
+        defaults: what it adds to requests.
+        model: the key of its model: prompts for another one are not comparable.
+        relays: whether its engine has kvrelay's connector.
+        pool: agents of one pool can serve each other's requests; None: none can serve this one's.
+    """
+
+    defaults: AgentDefaults
+    model: str
+    relays: bool
+    pool: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """All that the ingress needs to know beside the engines' handles.
+
+    Attributes:
+        agents: by name.
+        routing: `named` sends a request to the agent that it names, `owner_affinity` to the one of
+            its pool that has its prefix.
+        embedding_model: measures the cosine of prompts; None measures none.
+    """
+
+    agents: Mapping[str, AgentFront]
+    routing: Literal["named", "owner_affinity"] = "named"
+    embedding_model: str | None = None
