@@ -75,5 +75,7 @@ class RelayRecord:
         """The form in which it travels: plain JSON types."""
         record = asdict(self)
         record["decision"] |= {"arm": str(self.decision.arm), "reason": str(self.decision.reason)}
+        if self.decision.preferred is not None:
+            record["decision"]["preferred"] = str(self.decision.preferred)
         record["reason"] = str(self.reason)
         return record
