@@ -352,6 +352,40 @@ def eviction(
     )
 
 
+@app.command()
+def payoff(
+    *,
+    streams: Annotated[int, typer.Option(help="simulated, of all kinds in turn", min=1)] = 1000,
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    seed: Seed = 1,
+    smoke: Smoke = False,
+) -> None:
+    """How often the estimate of what relay saves is wrong, on streams whose truth is known.
+
+    Simulates; no engine runs. Streams of sessions with heavy-tailed times, rare and frequent
+    draws, wrong predictions or none, and a world that changes; and a stratum planted to lose,
+    which has to turn itself off and to come back.
+
+    Examples:
+
+      kvrelay bench payoff --smoke
+
+      kvrelay bench payoff --streams 1000 --json payoff.json
+    """
+    from kvrelay.bench import run_payoff
+
+    run_payoff.main(
+        run_payoff.Options(
+            streams=run_payoff.SMOKE_STREAMS if smoke else streams,
+            seed=seed,
+            json_file=json_file,
+            samples_file=samples_file,
+            smoke=smoke,
+        )
+    )
+
+
 @contextlib.contextmanager
 def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
     """A bar with the time left; the function it yields advances it.

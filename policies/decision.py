@@ -27,6 +27,8 @@ class Reason(StrEnum):
     TOO_FEW_TOKENS = "too_few_tokens"
     DISSIMILAR = "dissimilar"  # no recent prompt is similar enough for where the KV is
     SIMILARITY_UNKNOWN = "similarity_unknown"  # the policy goes by it, and it was not measured
+    STRATUM_OFF = "stratum_off"  # relay was seen to lose for this kind of request
+    EXPLORED = "explored"  # the lot decided to recompute, to keep the audit causal
     LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
     UNSUPPORTED_REQUEST = "unsupported_request"  # prompt_logprobs, prompt embeddings, ...
     UNSUPPORTED_MODEL = "unsupported_model"  # hybrid KV groups, MLA, several ranks, ...
@@ -57,6 +59,7 @@ class Decision:
         relay_s: predicted time to the first token if relayed; None if not predicted.
         recompute_s: the same if recomputed.
         propensity: probability with which this arm was chosen; 1 unless randomised.
+        preferred: what the policy would have chosen; None unless randomised.
     """
 
     arm: Arm
@@ -65,6 +68,7 @@ class Decision:
     relay_s: float | None = None
     recompute_s: float | None = None
     propensity: float = 1.0
+    preferred: Arm | None = None
 
     def __post_init__(self) -> None:
         if (self.arm is Arm.RELAY) != (self.num_tokens > 0):

@@ -89,4 +89,6 @@ class RelayRecord:
         record = asdict(self)
         record["decision"] |= {"arm": str(self.decision.arm), "reason": str(self.decision.reason)}
         record |= {"mode": str(self.mode), "reason": str(self.reason)}
+        if self.decision.preferred is not None:
+            record["decision"]["preferred"] = str(self.decision.preferred)
         return record

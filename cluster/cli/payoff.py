@@ -1,0 +1,180 @@
+"""`kvrelay payoff`: what relay saves, read from the decision log."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from kvrelay.cluster.cli.console import err, out
+from kvrelay.cluster.errors import ConfigError
+from kvrelay.cluster.payoff_picture import draw
+from kvrelay.cluster.payoff_rows import Row, interval_text, make_row, saving_text, verdict_text
+from kvrelay.policies.assignment import Switchback
+from kvrelay.policies.decision import Arm
+from kvrelay.policies.observation import Observation, in_block, observation
+from kvrelay.policies.payoff import ALPHA, Payoff
+
+_COLOURS = {"pays": "green", "does not pay": "red", "not known yet": "dim"}
+_METHOD = """\
+Saving: seconds of TTFT per request, recomputing less relaying; above 0 relay pays. From requests \
+whose arm was drawn (AIPW, clustered by {clusters}). The interval of a line holds at every look \
+with 95 %, for the window that it is about."""
+_ANY = "any"
+
+
+def payoff(
+    directory: Annotated[Path, typer.Option("--dir", help="decision log: a folder of *.jsonl")],
+    *,
+    preferred: Annotated[
+        str, typer.Option(help="only requests for which the policy wanted `relay` or `recompute`")
+    ] = _ANY,
+    hours: Annotated[float, typer.Option(help="what is older is forgotten", min=0.01)] = 24.0,
+    switchback: Annotated[
+        str | None, typer.Option(help="blocks of the whole cluster: SEED:BLOCK_S:BURN_IN_S")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the table there")] = None,
+    picture: Annotated[Path | None, typer.Option(help="draw it there, as .svg")] = None,
+) -> None:
+    """What relay saves per request, overall and by kind of request, with honest intervals.
+
+    Only requests whose arm was drawn tell: the exploration share must be above 0. With
+    `--switchback` the log is read as one of blocks in which the whole cluster had one arm: the
+    effect of relay on everybody, shared queues and links included.
+
+    Examples:
+
+      kvrelay payoff --dir decisions
+
+      kvrelay payoff --dir decisions --preferred relay --json payoff.json --picture payoff.svg
+
+      kvrelay payoff --dir decisions --switchback 7:120:30
+    """
+    if picture is not None and picture.suffix != ".svg":
+        raise ConfigError(f"--picture {picture}: only .svg is drawn, which every browser opens")
+    if preferred not in (_ANY, *Arm):
+        raise ConfigError(f"--preferred {preferred}: known are any, relay, recompute")
+    plan = None if switchback is None else parse_switchback(switchback)
+    rows, counts = estimate(read_records(directory), preferred, 3600.0 * hours, plan)
+    if not counts["counted"]:
+        raise ConfigError(_nothing(directory, counts))
+    method = _METHOD.format(clusters="session" if plan is None else "pair of blocks")
+    _show(rows, counts, method)
+    if json_file is not None:
+        meta = {**counts, "alpha": ALPHA, "window_s": 3600.0 * hours, "preferred": preferred}
+        meta["switchback"] = switchback
+        json_file.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+    if picture is not None:
+        picture.write_text(draw(rows, method), encoding="utf-8")
+        err.print(f"drawn: {picture}", highlight=False)
+
+
+def estimate(
+    records: Iterable[tuple[str, Mapping[str, Any]]],
+    preferred: str,
+    window_s: float,
+    plan: Switchback | None = None,
+) -> tuple[list[Row], Counter[str]]:
+    """Rows of the table, `all` first, and how many records were read, drawn, finished, counted.
+
+    Args:
+        records: where each comes from, and the record; in any order.
+        preferred: `relay`, `recompute` or `any`.
+
+    Raises:
+        ConfigError: a record is not one.
+    """
+    counts: Counter[str] = Counter({name: 0 for name in ("read", "counted", "no_first_token")})
+    found: list[Observation] = []
+    for where, record in records:
+        counts["read"] += 1
+        try:
+            seen = observation(record)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        counts["no_first_token"] += record["first_token_s"] is None
+        if seen is not None and plan is not None:
+            seen = in_block(seen, plan)
+        if seen is not None and preferred in (_ANY, seen.preferred):
+            found.append(seen)
+    result = Payoff(window_s=window_s)
+    for seen in sorted(found, key=lambda each: each.time_s):
+        result.observe(seen)
+    counts["counted"] = len(found)
+    return [make_row(label, each) for label, each in result.snapshot().items()], counts
+
+
+def read_records(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every record of a folder of *.jsonl, with its file and line.
+
+    A last line without an end is being written just now, and is left out.
+
+    Raises:
+        ConfigError: no such file, or a line is not a JSON object.
+    """
+    files = sorted(directory.glob("*.jsonl"))
+    if not files:
+        raise ConfigError(f"--dir {directory}: no *.jsonl there; name the decision log's folder")
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith("\n"):
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    record = None
+                if not isinstance(record, dict):
+                    raise ConfigError(f"{file}:{number}: not a JSON object; remove the line")
+                yield f"{file}:{number}", record
+
+
+def parse_switchback(text: str) -> Switchback:
+    """`7:120:30` as seed, seconds of a block and of its burn-in.
+
+    Raises:
+        ConfigError: another form, or impossible times.
+    """
+    try:
+        seed, block_s, burn_in_s = text.split(":")
+        return Switchback(int(seed), float(block_s), float(burn_in_s))
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"--switchback {text}: give SEED:BLOCK_S:BURN_IN_S, as 7:120:30 ({error})"
+        ) from None
+
+
+def _nothing(directory: Path, counts: Mapping[str, int]) -> str:
+    return (
+        f"--dir {directory}: of {counts['read']:,} records none tells what relay saves: "
+        "no arm was drawn, or no first token came; explore a share of sessions"
+    )
+
+
+def _show(rows: Sequence[Row], counts: Mapping[str, int], method: str) -> None:
+    table = Table(title="what relay saves", title_justify="left", box=SIMPLE_HEAD)
+    for heading in ("requests of kind", "requests", "sessions", "saving", "interval", "verdict"):
+        side = "left" if heading in ("requests of kind", "verdict") else "right"
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        colour = _COLOURS[row["verdict"]]
+        table.add_row(
+            row["stratum"],
+            f"{row['requests']:,}",
+            f"{row['sessions']:,}",
+            saving_text(row),
+            interval_text(row),
+            f"[{colour}]{verdict_text(row)}[/]",
+        )
+    out.print(table)
+    out.print(method, style="dim", highlight=False, soft_wrap=True)
+    read = f"{counts['counted']:,} of {counts['read']:,} records count"
+    if counts["no_first_token"]:
+        read += f"; {counts['no_first_token']:,} had no first token"
+    err.print(read, highlight=False)
