@@ -28,7 +28,10 @@ class Reason(StrEnum):
     DISSIMILAR = "dissimilar"  # no recent prompt is similar enough for where the KV is
     SIMILARITY_UNKNOWN = "similarity_unknown"  # the policy goes by it, and it was not measured
     STRATUM_OFF = "stratum_off"  # relay was seen to lose for this kind of request
-    EXPLORED = "explored"  # the lot decided to recompute, to keep the audit causal
+    TOO_MANY_LOADS = "too_many_loads"  # for the policy, below the engine's own cap
+    CHEAPER_TO_RECOMPUTE = "cheaper_to_recompute"
+    UNCALIBRATED = "uncalibrated"  # too little is known to compare costs, and the prefix is short
+    EXPLORED = "explored"  # recomputed by chance, to learn what that costs now
     LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
     UNSUPPORTED_REQUEST = "unsupported_request"  # prompt_logprobs, prompt embeddings, ...
     UNSUPPORTED_MODEL = "unsupported_model"  # hybrid KV groups, MLA, several ranks, ...
@@ -56,19 +59,32 @@ class Decision:
         arm: relay or recompute.
         reason: why.
         num_tokens: tokens to take from outside beyond the local hit; 0 to recompute.
-        relay_s: predicted time to the first token if relayed; None if not predicted.
+        relay_s: predicted time from the decision to the first token if relayed, the median;
+            None if not predicted. With it: what 5, 75 and 95 of 100 outcomes stay below.
         recompute_s: the same if recomputed.
+        load_p95_s: what 95 of 100 loads would be over after.
         propensity: probability with which this arm was chosen; 1 unless randomised.
         preferred: what the policy would have chosen; None unless randomised.
+        explored: the other arm had been chosen but for chance.
+        uncalibrated: too little is known to trust the predictions, so a fixed rule decided.
     """
 
     arm: Arm
     reason: Reason
     num_tokens: int = 0
     relay_s: float | None = None
+    relay_p5_s: float | None = None
+    relay_p75_s: float | None = None
+    relay_p95_s: float | None = None
     recompute_s: float | None = None
+    recompute_p5_s: float | None = None
+    recompute_p75_s: float | None = None
+    recompute_p95_s: float | None = None
+    load_p95_s: float | None = None
     propensity: float = 1.0
     preferred: Arm | None = None
+    explored: bool = False
+    uncalibrated: bool = False
 
     def __post_init__(self) -> None:
         if (self.arm is Arm.RELAY) != (self.num_tokens > 0):
