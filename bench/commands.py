@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +25,7 @@ QuietWait = Annotated[
     float, typer.Option(help="seconds to wait, at most, for a quiet machine before each request")
 ]
 TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
+SIMULATED_POLICIES = "always,never,min_tokens:256"
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -352,35 +351,59 @@ def eviction(
     )
 
 
-@contextlib.contextmanager
-def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar with the time left; the function it yields advances it.
+@app.command()
+def simulate(
+    *,
+    trace: Annotated[
+        str, typer.Option(help="`generated`, a generated one by name, or a JSONL file of Mooncake")
+    ] = "generated",
+    requests: Annotated[int, typer.Option(help="its first so many", min=1)] = 20_000,
+    agents: Annotated[int, typer.Option(help="engines", min=1)] = 100,
+    nodes: Annotated[int, typer.Option(help="that they are spread over", min=1)] = 20,
+    links: Annotated[
+        str, typer.Option(help="of the nodes, in turn: RATE or RATE-RTT")
+    ] = "1gbit,200mbit,100mbit",
+    load: Annotated[
+        float, typer.Option(help="share of all engines' time, were nothing reused", min=0.01)
+    ] = 0.6,
+    policies: Annotated[str, typer.Option(help="what is compared")] = SIMULATED_POLICIES,
+    repeats: Annotated[int, typer.Option(help="seeds", min=1)] = 1,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="JSON of `bench topology` whose cells to compare with")
+    ] = None,
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    seed: Seed = 1,
+    smoke: Smoke = False,
+) -> None:
+    """What policies do to TTFT on a cluster of any size: a simulation of the demo model on CPUs.
 
-    Where there is no terminal it prints a line at every tenth.
+    The policies are the engines' own, one instance for each; queues, caches, stores and links are
+    simulated. `--calibrate` says how far its seconds are from those of real nodes.
+
+    Examples:
+
+      kvrelay bench simulate --smoke
+
+      kvrelay bench simulate --policies always,never,min_tokens:256 --calibrate topology.json
+
+      kvrelay bench simulate --trace toolagent_trace.jsonl --agents 100 --nodes 20 --json sim.json
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from kvrelay.bench import run_simulate
+    from kvrelay.bench.replayed import parse_policies
 
-    from kvrelay.cluster.cli.console import err
-
-    if not err.is_terminal:
-        yield _tenths(title, total)
-        return
-    columns = (TextColumn(title), BarColumn(), TimeElapsedColumn(), TextColumn("left"), Remaining())
-    with Progress(*columns, console=err, transient=True, speed_estimate_period=600) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda amount: bar.advance(task, amount)
-
-
-def _tenths(title: str, total: float) -> Callable[[float], None]:
-    from kvrelay.cluster.cli.console import err
-
-    done = 0.0
-
-    def advance(amount: float) -> None:
-        nonlocal done
-        before, done = done, done + amount
-        if int(10 * done / total + 1e-6) > int(10 * before / total + 1e-6):
-            err.print(f"{title}: {100 * done / total:.0f} %", highlight=False)
-
-    return advance
+    run_simulate.main(
+        run_simulate.Options(
+            trace=run_simulate.parse_trace(trace),
+            requests=run_simulate.SMOKE_REQUESTS if smoke else requests,
+            load=load,
+            policies=parse_policies(policies),
+            world=run_simulate.parse_world(agents, nodes, links),
+            repeats=1 if smoke else repeats,
+            seed=seed,
+            calibrate=calibrate,
+            json_file=json_file,
+            samples_file=samples_file,
+            smoke=smoke,
+        )
+    )
