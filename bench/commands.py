@@ -26,6 +26,7 @@ QuietWait = Annotated[
 ]
 TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
 SIMULATED_POLICIES = "always,never,min_tokens:256"
+SCORED_POLICIES = "always,never,min_tokens:64,min_tokens:256,min_tokens:2048"
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -404,6 +405,57 @@ def simulate(
             calibrate=calibrate,
             json_file=json_file,
             samples_file=samples_file,
+            smoke=smoke,
+        )
+    )
+
+
+@app.command()
+def policies(
+    *,
+    which: Annotated[
+        str, typer.Option("--policies", help="scored on what is measured")
+    ] = SCORED_POLICIES,
+    pairs: Annotated[int, typer.Option(help="of each cell", min=1)] = 8,
+    max_pairs: Annotated[
+        int, typer.Option(help="of a cell whose arms are not known to 5 % by then", min=1)
+    ] = 16,
+    json_file: JsonFile = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the raw data beside --json")
+    ] = False,
+    model: Model = "demo",
+    seed: Seed = 1,
+    quiet_wait: QuietWait = 10.0,
+    smoke: Smoke = False,
+) -> None:
+    """How far policies are from always choosing the better arm, by prefix, length and link.
+
+    Both arms are measured on the same requests, on two nodes (root, `ip` and `tc`), and every
+    policy is scored by replay of its decisions. The full grid takes hours; each pair is on disk as
+    soon as it is measured, in the JSONL beside `--json`, and `--resume` goes on from there.
+
+    Examples:
+
+      kvrelay bench policies --smoke
+
+      kvrelay bench policies --json policies.json
+
+      kvrelay bench policies --json policies.json --resume
+    """
+    from kvrelay.bench import run_policies
+    from kvrelay.bench.replayed import parse_policies
+
+    run_policies.main(
+        run_policies.Options(
+            policies=parse_policies(which),
+            least=1 if smoke else pairs,
+            most=1 if smoke else max(pairs, max_pairs),
+            json_file=json_file,
+            resume=resume,
+            model=model,
+            seed=seed,
+            quiet_wait_s=min(quiet_wait, run_policies.SMOKE_QUIET_WAIT_S) if smoke else quiet_wait,
             smoke=smoke,
         )
     )
