@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from kvrelay.policies.decision import Decision
+from kvrelay.policies.prefill import NO_WORK, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,15 @@ class Candidate:
             `encoded`, this node's encoded blocks; `nodes`, other nodes.
         num_tokens: reusable tokens beyond the local hit.
         num_bytes: bytes that have to be moved for them.
+        absent_bytes: how many of those are not in the arena.
+        bytes_ahead: of loads under way that come from the same place.
     """
 
     place: str
     num_tokens: int
     num_bytes: int
+    absent_bytes: int = 0
+    bytes_ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,14 @@ class RelayView:
         prompt_tokens: tokens the request brings (after a preemption: output included).
         local_tokens: tokens that the engine's own prefix cache covers.
         candidates: places that hold more, best first; empty if none does.
-        requests_waiting: requests queued in this engine.
+        requests_waiting: requests queued in this engine, this one included.
         requests_running: requests in this engine's batch.
         loads_in_flight: loads this engine has under way.
         bytes_in_flight: bytes of those loads.
+        ahead: what this engine computes before it comes to this request: prompts of its batch.
+        beside: what it decodes in each step meanwhile.
+        draw: a number from [0, 1), drawn for this decision: policies have no randomness of
+            their own.
     """
 
     prompt_tokens: int
@@ -49,6 +58,9 @@ class RelayView:
     requests_running: int = 0
     loads_in_flight: int = 0
     bytes_in_flight: int = 0
+    ahead: Work = NO_WORK
+    beside: Work = NO_WORK
+    draw: float = 0.5
 
 
 class RelayPolicy(ABC):

@@ -24,6 +24,10 @@ class Reason(StrEnum):
     MODE_RECOMPUTE = "mode_recompute"  # the request asked for it
     POLICY_NEVER = "policy_never"
     TOO_FEW_TOKENS = "too_few_tokens"
+    TOO_MANY_LOADS = "too_many_loads"  # for the policy, below the engine's own cap
+    CHEAPER_TO_RECOMPUTE = "cheaper_to_recompute"
+    UNCALIBRATED = "uncalibrated"  # too little is known to compare costs, and the prefix is short
+    EXPLORED = "explored"  # recomputed by chance, to learn what that costs now
     LOADS_IN_FLIGHT = "loads_in_flight"  # the engine's cap of concurrent loads is reached
     UNSUPPORTED_REQUEST = "unsupported_request"  # prompt_logprobs, prompt embeddings, ...
     UNSUPPORTED_MODEL = "unsupported_model"  # hybrid KV groups, MLA, several ranks, ...
@@ -50,17 +54,30 @@ class Decision:
         arm: relay or recompute.
         reason: why.
         num_tokens: tokens to take from outside beyond the local hit; 0 to recompute.
-        relay_s: predicted time to the first token if relayed; None if not predicted.
+        relay_s: predicted time from the decision to the first token if relayed, the median;
+            None if not predicted. With it: what 5, 75 and 95 of 100 outcomes stay below.
         recompute_s: the same if recomputed.
+        load_p95_s: what 95 of 100 loads would be over after.
         propensity: probability with which this arm was chosen; 1 unless randomised.
+        explored: the other arm had been chosen but for chance.
+        uncalibrated: too little is known to trust the predictions, so a fixed rule decided.
     """
 
     arm: Arm
     reason: Reason
     num_tokens: int = 0
     relay_s: float | None = None
+    relay_p5_s: float | None = None
+    relay_p75_s: float | None = None
+    relay_p95_s: float | None = None
     recompute_s: float | None = None
+    recompute_p5_s: float | None = None
+    recompute_p75_s: float | None = None
+    recompute_p95_s: float | None = None
+    load_p95_s: float | None = None
     propensity: float = 1.0
+    explored: bool = False
+    uncalibrated: bool = False
 
     def __post_init__(self) -> None:
         if (self.arm is Arm.RELAY) != (self.num_tokens > 0):

@@ -1,12 +1,38 @@
 """What computing a prompt costs, as a function of its length."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = TypeVar("Tokens", int, NDArray[np.int64])
+
+
+class Work(NamedTuple):
+    """What is to be computed, in units that add up.
+
+    Attributes:
+        tokens: n.
+        squares: (c+n)^2 - c^2, twice the pairs of tokens that attention looks at.
+    """
+
+    tokens: int = 0
+    squares: int = 0
+
+    @classmethod
+    def of(cls, there: int, tokens: int) -> Work:
+        """Computing `tokens` behind `there` that are there."""
+        return cls(tokens, tokens * (2 * there + tokens))
+
+    def plus(self, other: Work) -> Work:
+        """Both."""
+        return Work(self.tokens + other.tokens, self.squares + other.squares)
+
+
+NO_WORK = Work()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from kvrelay.policies import Arm, Candidate, Decision, Reason, RelayView, parse_policy
@@ -25,17 +27,35 @@ def test_min_tokens_has_its_threshold_inclusive(tokens: int, arm: Arm) -> None:
     assert parse_policy("min_tokens:256").decide(view(tokens)).arm is arm
 
 
-@pytest.mark.parametrize("text", ["always", "never", "min_tokens:64"])
+@pytest.mark.parametrize("loads", [7, 8])
+def test_floor_and_queue_has_a_threshold_and_a_cap(loads: int) -> None:
+    policy = parse_policy("floor_and_queue:1024,8")
+    assert policy.decide(view(1023)).reason is Reason.TOO_FEW_TOKENS
+    decision = policy.decide(replace(view(1024), loads_in_flight=loads))
+    if loads < 8:
+        assert (decision.arm, decision.num_tokens) == (Arm.RELAY, 1024)
+    else:
+        assert decision.reason is Reason.TOO_MANY_LOADS
+
+
+@pytest.mark.parametrize(
+    "text", ["always", "never", "min_tokens:64", "floor_and_queue:1024,8", "cost"]
+)
 def test_name_round_trips(text: str) -> None:
     assert parse_policy(text).name == text
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "sometimes", "min_tokens", "min_tokens:x", "min_tokens:0", "always:1", "min_tokens:-1"],
+    [
+        *("", "sometimes", "always:1", "cost:1"),
+        *("min_tokens", "min_tokens:x", "min_tokens:0", "min_tokens:-1"),
+        *("floor_and_queue", "floor_and_queue:1024", "floor_and_queue:0,8"),
+        *("floor_and_queue:1024,0", "floor_and_queue:1024,8,1", "floor_and_queue:a,b"),
+    ],
 )
 def test_bad_policies_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"policy|min_tokens"):
+    with pytest.raises(ValueError, match=r"policy|min_tokens|max_loads"):
         parse_policy(text)
 
 

@@ -1,0 +1,148 @@
+"""Relay if it is predicted to cost less than computing, by what was measured at this engine.
+
+    latency(recompute)  = prefill(ahead + own)                                       median
+    latency(relay of m) = max(prefill(ahead), step + load(m)) + prefill(rest)        75th percentile
+    price(plan)         = latency + queue_weight * requests behind * prefill(plan's own)
+
+Relay is judged by an upper quantile, since it is what can go wrong; but of the queue, which both
+wait for, by the median. `step` is the step about to run: an engine on CPUs hands a load over
+behind it. The last term is what others wait for: computing keeps the engine busy, loading does
+not, so the more requests wait behind this one, the more a saved prefill is worth.
+
+While recomputing, or relaying all that is held, has a cost that is not known well enough, a fixed
+rule decides, and the record says so. Whatever decides, chance takes the other arm now and then:
+`exploration` of the time, and half the time if it is that arm whose cost is not known. The
+probabilities are in the record.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvrelay.policies.base import Candidate, RelayPolicy, RelayView
+from kvrelay.policies.costs import Costs
+from kvrelay.policies.decision import Arm, Decision, Reason
+from kvrelay.policies.forecast import Forecast
+from kvrelay.policies.prefill import Work
+
+FALLBACK_MIN_TOKENS = 256
+UNSURE_EXPLORATION = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Relay:
+    """A candidate with its price."""
+
+    num_tokens: int
+    latency: Forecast
+    load: Forecast
+    price_s: float
+    is_sure: bool
+
+
+class CostPolicy(RelayPolicy):
+    """The cheaper arm, by `Costs` that somebody else keeps up to date."""
+
+    def __init__(self, costs: Costs, exploration: float = 0.01, queue_weight: float = 0.5) -> None:
+        """See the module's head.
+
+        Args:
+            costs: what is known.
+            exploration: share of decisions left to chance; 0 takes nothing by chance, so that
+                what is not known stays so until other requests happen to show it.
+            queue_weight: weight of a second that a request behind this one waits for its
+                prefill; a second of its own weighs 1.
+        """
+        if not 0 <= exploration <= UNSURE_EXPLORATION:
+            raise ValueError(f"exploration must be in [0, {UNSURE_EXPLORATION}], got {exploration}")
+        if queue_weight < 0:
+            raise ValueError(f"queue_weight must not be negative, got {queue_weight}")
+        self.costs = costs
+        self._exploration = exploration
+        self._queue_weight = queue_weight
+
+    @property
+    def name(self) -> str:
+        return "cost"
+
+    def decide(self, view: RelayView) -> Decision:
+        own = Work.of(view.local_tokens, view.prompt_tokens - view.local_tokens)
+        recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
+        recompute_is_sure = self.costs.is_sure_of_prefill(own)
+        relays = self._relays(view)
+        is_sure = recompute_is_sure and relays[0].is_sure
+        if is_sure:
+            sure = (relay for relay in relays if relay.is_sure)
+            relay = min(sure, key=lambda relay: relay.price_s)
+            price_s = recompute.p50_s + self._for_others_s(view, own)
+            chosen = Arm.RELAY if relay.price_s < price_s else Arm.RECOMPUTE
+        else:
+            relay = relays[0]
+            chosen = Arm.RELAY if relay.num_tokens >= FALLBACK_MIN_TOKENS else Arm.RECOMPUTE
+        other_is_sure = recompute_is_sure if chosen is Arm.RELAY else relay.is_sure
+        share = self._exploration
+        if share and not other_is_sure:
+            share = UNSURE_EXPLORATION
+        explored = view.draw < share
+        if explored:
+            chosen = Arm.RECOMPUTE if chosen is Arm.RELAY else Arm.RELAY
+        return Decision(
+            chosen,
+            _reason(chosen, explored, is_sure),
+            relay.num_tokens if chosen is Arm.RELAY else 0,
+            relay_s=relay.latency.p50_s,
+            relay_p5_s=relay.latency.p5_s,
+            relay_p75_s=relay.latency.p75_s,
+            relay_p95_s=relay.latency.p95_s,
+            recompute_s=recompute.p50_s,
+            recompute_p5_s=recompute.p5_s,
+            recompute_p75_s=recompute.p75_s,
+            recompute_p95_s=recompute.p95_s,
+            load_p95_s=relay.load.p95_s,
+            propensity=share if explored else 1.0 - share,
+            explored=explored,
+            uncalibrated=not is_sure,
+        )
+
+    def _relays(self, view: RelayView) -> Sequence[_Relay]:
+        """Every candidate, priced."""
+        costs = self.costs
+        queue = costs.prefill(view.ahead, view.beside)
+        step = costs.prefill(costs.within_a_step(view.ahead), view.beside)
+        relays = []
+        for candidate in view.candidates:
+            there = view.local_tokens + candidate.num_tokens
+            rest = Work.of(there, view.prompt_tokens - there)
+            way, num_bytes = (candidate.place,), _bytes_on_the_way(candidate)
+            load = costs.load(way, num_bytes, candidate.bytes_ahead)
+            prefill = costs.prefill(rest, view.beside)
+            priced = queue.certain().or_later(step.certain() + load) + prefill
+            relays.append(
+                _Relay(
+                    num_tokens=candidate.num_tokens,
+                    latency=queue.or_later(step + load) + prefill,
+                    load=step + load,
+                    price_s=priced.p75_s + self._for_others_s(view, rest),
+                    is_sure=costs.is_sure_of_load(way, num_bytes, candidate.bytes_ahead),
+                )
+            )
+        return relays
+
+    def _for_others_s(self, view: RelayView, work: Work) -> float:
+        """Weighted seconds that others wait for this work."""
+        behind = max(0, view.requests_waiting - 1)
+        if not behind:
+            return 0.0
+        return self._queue_weight * behind * self.costs.prefill(work, view.beside).p50_s
+
+
+def _bytes_on_the_way(candidate: Candidate) -> int:
+    """What is in the arena already is copied while the rest comes."""
+    return candidate.absent_bytes or candidate.num_bytes
+
+
+def _reason(chosen: Arm, explored: bool, is_sure: bool) -> Reason:
+    if chosen is Arm.RELAY:
+        return Reason.RELAYED
+    if explored:
+        return Reason.EXPLORED
+    return Reason.CHEAPER_TO_RECOMPUTE if is_sure else Reason.UNCALIBRATED

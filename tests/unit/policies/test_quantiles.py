@@ -1,0 +1,77 @@
+import math
+import random
+
+import pytest
+
+from kvrelay.policies.forecast import NOTHING, Forecast
+from kvrelay.policies.quantiles import Quantiles, Ratios
+from kvrelay.policies.regression import Estimate
+
+
+def seen(rng: random.Random, count: int, middle: float = 1.0, spread: float = 0.1) -> Ratios:
+    ratios = Ratios()
+    for _ in range(count):
+        ratios.add(middle * rng.lognormvariate(0, spread))
+    return ratios
+
+
+def test_quantiles_are_those_of_what_was_seen() -> None:
+    p5, p50, p75, p95 = seen(random.Random(1), 64, middle=1.2).quantiles
+    assert p50 == pytest.approx(1.2, rel=0.05)
+    assert p75 == pytest.approx(1.2 * math.exp(0.067), rel=0.06)
+    assert p5 == pytest.approx(1.2 * math.exp(-0.16), rel=0.1)
+    assert p95 == pytest.approx(1.2 * math.exp(0.16), rel=0.1)
+
+
+def test_little_seen_is_wide() -> None:
+    def width(count: int) -> float:
+        quantiles = seen(random.Random(2), count).quantiles
+        return quantiles.p95 / quantiles.p5
+
+    assert width(0) > width(4) > width(40)
+    assert width(0) > 3
+
+
+def test_they_forget() -> None:
+    rng = random.Random(3)
+    ratios = seen(rng, 200)
+    for _ in range(40):
+        ratios.add(2.0 * rng.lognormvariate(0, 0.1))
+    assert ratios.quantiles.p50 > 1.7
+    ratios.clear()
+    assert ratios.quantiles == Ratios().quantiles
+
+
+def test_what_is_no_ratio_is_refused() -> None:
+    for ratio in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="positive"):
+            Ratios().add(ratio)
+
+
+EXACT = Quantiles(0.8, 1.0, 1.1, 1.3)
+
+
+def test_a_forecast_is_the_estimate_times_the_ratios() -> None:
+    forecast = Forecast.of(Estimate(2.0, 0.0), EXACT)
+    assert forecast.p5_s == pytest.approx(1.6)
+    assert forecast.p50_s == pytest.approx(2.0)
+    assert forecast.p75_s == pytest.approx(2.2)
+    assert forecast.p95_s == pytest.approx(2.6)
+    assert Forecast.of(Estimate(0.0, 1.0), EXACT) == NOTHING
+
+
+def test_unsure_coefficients_widen_it() -> None:
+    sure, unsure = (Forecast.of(Estimate(2.0, sd), EXACT) for sd in (0.0, 1.0))
+    assert unsure.p50_s == sure.p50_s
+    assert unsure.p5_s < sure.p5_s
+    assert unsure.p75_s > sure.p75_s
+    assert unsure.p95_s > sure.p95_s
+
+
+def test_sums_of_independent_seconds_spread_less_than_sums_of_spreads() -> None:
+    one = Forecast(0.8, 1.0, 1.1, 1.3)
+    both = one + one
+    assert both.p50_s == pytest.approx(2.0)
+    assert both.p95_s == pytest.approx(2.0 + 0.3 * math.sqrt(2))
+    assert (one + NOTHING).p95_s == pytest.approx(one.p95_s)
+    assert one.or_later(NOTHING) == one
