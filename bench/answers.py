@@ -32,19 +32,22 @@ class Answer:
 class AnswerClient(BenchClient):
     """A `BenchClient` that also asks without streaming."""
 
-    def answer(self, agent: str, prompt: Sequence[int], mode: str | None = None) -> Answer:
+    def answer(
+        self, agent: str, prompt: Sequence[int], mode: str | None = None, salt: str | None = None
+    ) -> Answer:
         """Ask for one token and time the answer.
 
         Args:
             agent: who is asked.
             prompt: token ids.
             mode: `recompute` refuses relay; None says nothing about it.
+            salt: keeps the prompt apart from equal ones, in caches and stores.
 
         Raises:
             BenchError: the agent does not answer, or does not say how much it had cached.
         """
         start_s = time.perf_counter()
-        answer = self._create(agent, prompt, 1, mode=mode)
+        answer = self._create(agent, prompt, 1, mode=mode, salt=salt)
         seconds = time.perf_counter() - start_s
         details = answer.usage and answer.usage.prompt_tokens_details
         if details is None or details.cached_tokens is None:

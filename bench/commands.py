@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +25,8 @@ QuietWait = Annotated[
     float, typer.Option(help="seconds to wait, at most, for a quiet machine before each request")
 ]
 TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
+SIMULATED_POLICIES = "always,never,min_tokens:256"
+SCORED_POLICIES = "always,never,min_tokens:64,min_tokens:256,min_tokens:2048"
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -353,6 +353,115 @@ def eviction(
 
 
 @app.command()
+def simulate(
+    *,
+    trace: Annotated[
+        str, typer.Option(help="`generated`, a generated one by name, or a JSONL file of Mooncake")
+    ] = "generated",
+    requests: Annotated[int, typer.Option(help="its first so many", min=1)] = 20_000,
+    agents: Annotated[int, typer.Option(help="engines", min=1)] = 100,
+    nodes: Annotated[int, typer.Option(help="that they are spread over", min=1)] = 20,
+    links: Annotated[
+        str, typer.Option(help="of the nodes, in turn: RATE or RATE-RTT")
+    ] = "1gbit,200mbit,100mbit",
+    load: Annotated[
+        float, typer.Option(help="share of all engines' time, were nothing reused", min=0.01)
+    ] = 0.6,
+    policies: Annotated[str, typer.Option(help="what is compared")] = SIMULATED_POLICIES,
+    repeats: Annotated[int, typer.Option(help="seeds", min=1)] = 1,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="JSON of `bench topology` whose cells to compare with")
+    ] = None,
+    json_file: JsonFile = None,
+    samples_file: SamplesFile = None,
+    seed: Seed = 1,
+    smoke: Smoke = False,
+) -> None:
+    """What policies do to TTFT on a cluster of any size: a simulation of the demo model on CPUs.
+
+    The policies are the engines' own, one instance for each; queues, caches, stores and links are
+    simulated. `--calibrate` says how far its seconds are from those of real nodes.
+
+    Examples:
+
+      kvrelay bench simulate --smoke
+
+      kvrelay bench simulate --policies always,never,min_tokens:256 --calibrate topology.json
+
+      kvrelay bench simulate --trace toolagent_trace.jsonl --agents 100 --nodes 20 --json sim.json
+    """
+    from kvrelay.bench import run_simulate
+    from kvrelay.bench.replayed import parse_policies
+
+    run_simulate.main(
+        run_simulate.Options(
+            trace=run_simulate.parse_trace(trace),
+            requests=run_simulate.SMOKE_REQUESTS if smoke else requests,
+            load=load,
+            policies=parse_policies(policies),
+            world=run_simulate.parse_world(agents, nodes, links),
+            repeats=1 if smoke else repeats,
+            seed=seed,
+            calibrate=calibrate,
+            json_file=json_file,
+            samples_file=samples_file,
+            smoke=smoke,
+        )
+    )
+
+
+@app.command()
+def policies(
+    *,
+    which: Annotated[
+        str, typer.Option("--policies", help="scored on what is measured")
+    ] = SCORED_POLICIES,
+    pairs: Annotated[int, typer.Option(help="of each cell", min=1)] = 8,
+    max_pairs: Annotated[
+        int, typer.Option(help="of a cell whose arms are not known to 5 % by then", min=1)
+    ] = 16,
+    json_file: JsonFile = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the raw data beside --json")
+    ] = False,
+    model: Model = "demo",
+    seed: Seed = 1,
+    quiet_wait: QuietWait = 10.0,
+    smoke: Smoke = False,
+) -> None:
+    """How far policies are from always choosing the better arm, by prefix, length and link.
+
+    Both arms are measured on the same requests, on two nodes (root, `ip` and `tc`), and every
+    policy is scored by replay of its decisions. The full grid takes hours; each pair is on disk as
+    soon as it is measured, in the JSONL beside `--json`, and `--resume` goes on from there.
+
+    Examples:
+
+      kvrelay bench policies --smoke
+
+      kvrelay bench policies --json policies.json
+
+      kvrelay bench policies --json policies.json --resume
+    """
+    from kvrelay.bench import run_policies
+    from kvrelay.bench.replayed import parse_policies
+
+    run_policies.main(
+        run_policies.Options(
+            policies=parse_policies(which),
+            least=1 if smoke else pairs,
+            most=1 if smoke else max(pairs, max_pairs),
+            json_file=json_file,
+            resume=resume,
+            model=model,
+            seed=seed,
+            quiet_wait_s=min(quiet_wait, run_policies.SMOKE_QUIET_WAIT_S) if smoke else quiet_wait,
+            smoke=smoke,
+        )
+    )
+
+
+@app.command()
 def payoff(
     *,
     streams: Annotated[int, typer.Option(help="simulated, of all kinds in turn", min=1)] = 1000,
@@ -384,37 +493,3 @@ def payoff(
             smoke=smoke,
         )
     )
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar with the time left; the function it yields advances it.
-
-    Where there is no terminal it prints a line at every tenth.
-    """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    from kvrelay.cluster.cli.console import err
-
-    if not err.is_terminal:
-        yield _tenths(title, total)
-        return
-    columns = (TextColumn(title), BarColumn(), TimeElapsedColumn(), TextColumn("left"), Remaining())
-    with Progress(*columns, console=err, transient=True, speed_estimate_period=600) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda amount: bar.advance(task, amount)
-
-
-def _tenths(title: str, total: float) -> Callable[[float], None]:
-    from kvrelay.cluster.cli.console import err
-
-    done = 0.0
-
-    def advance(amount: float) -> None:
-        nonlocal done
-        before, done = done, done + amount
-        if int(10 * done / total + 1e-6) > int(10 * before / total + 1e-6):
-            err.print(f"{title}: {100 * done / total:.0f} %", highlight=False)
-
-    return advance

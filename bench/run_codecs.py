@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from kvrelay.bench import codecs, codecs_rows, kv_blocks
-from kvrelay.bench.commands import progress_bar
 from kvrelay.bench.engines import BLOCK_TOKENS
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Report, kept, new_meta, show

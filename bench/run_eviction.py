@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.bench import eviction, eviction_rows
-from kvrelay.bench.commands import progress_bar
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.report import Report, kept, new_meta, show
 from kvrelay.bench.trace_profiles import PROFILES
 from kvrelay.bench.tracegen import generate

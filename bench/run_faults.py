@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrelay.bench import faults, faults_lab, faults_rows
-from kvrelay.bench.commands import progress_bar
 from kvrelay.bench.errors import BenchError, PromiseBroken
 from kvrelay.bench.faults import Injection
 from kvrelay.bench.faults_trial import ANSWER_TOKENS, PROMPT_TOKENS, Outcome, Trials
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.report import Report, kept, new_meta, show
 from kvrelay.bench.testbed import system
 from kvrelay.cluster.cli.console import err, out

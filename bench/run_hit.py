@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvrelay.bench import engines, hit, hit_rows
 from kvrelay.bench.client import BenchClient
-from kvrelay.bench.commands import progress_bar
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Report, kept, new_meta, show

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvrelay.bench import engines, hit, itl, miss, miss_rows
 from kvrelay.bench.client import BenchClient
-from kvrelay.bench.commands import progress_bar
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Report, kept, new_meta, show

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.bench import payoff, payoff_rows, payoff_switch
-from kvrelay.bench.commands import progress_bar
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.report import Report, kept, new_meta, show
 from kvrelay.cluster.cli.console import err, out
 from kvrelay.cluster.lifecycle import signals_as_exit

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvrelay.bench import engines, hit, topology, topology_rows
 from kvrelay.bench.answers import AnswerClient
-from kvrelay.bench.commands import progress_bar
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.places import joined_bed, labels_of, places, set_way
+from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Report, Row, kept, new_meta, show
-from kvrelay.bench.settle import ActorWatch
 from kvrelay.bench.testbed import system
-from kvrelay.bench.testbed.bed import Bed, two_nodes
-from kvrelay.bench.testbed.link import UNSHAPED, Link
-from kvrelay.bench.topology import FAR, NEAR, PLAIN, B, Place
-from kvrelay.bench.wires import BedWire, ClusterWire, Wire, node_ids
+from kvrelay.bench.testbed.link import Link
+from kvrelay.bench.topology import FAR, NEAR, PLAIN, B
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import err, out
 from kvrelay.cluster.config import ClusterConfig
@@ -47,7 +43,6 @@ MAX_BRIDGE_CORES = 0.15
 # A relay is to be measured however slow the wire is, not given up.
 _DEADLINE_S = 300.0
 _CAPACITY_BYTES = 2**30
-_ASK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +86,17 @@ def main(options: Options) -> None:
         source = ensure_model(options.model, lambda line: err.print(line, highlight=False))
         with err.status("reading text"):
             prompts = PromptSource.load(source, options.seed)
-        bed = stack.enter_context(_joined_bed(options)) if needs_bed else None
+        bed = stack.enter_context(joined_bed(options.links)) if needs_bed else None
         labels = options.cluster
         if bed is not None:
-            labels = (bed.network.first.label, bed.network.second.label)
+            labels = labels_of(bed)
         config = _config(options, labels)
         if bed is not None:
             preflight.check_memory(config, available_bytes() - config.relay.capacity_bytes)
         own_machine = options.cluster is None
         session = stack.enter_context(engines.started(config, own_machine))
         client = stack.enter_context(closing(AnswerClient(session.url)))
-        here, there, wire = _places(labels, bed)
+        here, there, wire = places(labels, bed)
         gate = QuietGate(session.id if own_machine else None, options.quiet_wait_s)
         bench = topology.Bench(
             client=client,
@@ -110,7 +105,7 @@ def main(options: Options) -> None:
             wire=wire,
             links=options.links,
             ways=options.ways,
-            set_way=_set_way,
+            set_way=set_way,
             prompts=prompts,
             gate=gate,
             samples=report.samples,
@@ -129,19 +124,6 @@ def main(options: Options) -> None:
     _show(report, options)
 
 
-@contextmanager
-def _joined_bed(options: Options) -> Iterator[Bed]:
-    """Two Ray nodes, and this thread at the first; the wire can be all that it will have to."""
-    with two_nodes() as bed:
-        for link in (*options.links, UNSHAPED):
-            if link is not None:
-                bed.set_link(link)
-        with err.status("starting two Ray nodes"):
-            bed.start_ray()
-        with bed.joined():
-            yield bed
-
-
 def _config(options: Options, labels: tuple[str, str] | None) -> ClusterConfig:
     """B, `plain`, and A on the same node or the other one, or both."""
     here, there = labels or (None, None)
@@ -154,43 +136,6 @@ def _config(options: Options, labels: tuple[str, str] | None) -> ClusterConfig:
         agents = [{**agent, "cpu_binding": None} for agent in agents]
     relay = {"load_deadline_s": _DEADLINE_S, "capacity_bytes": _CAPACITY_BYTES}
     return engines.cluster(options.model, agents, relay, here)
-
-
-def _places(
-    labels: tuple[str, str] | None, bed: Bed | None
-) -> tuple[Place, Place | None, Wire | None]:
-    """The stores of B's node and of the other one, and what connects these."""
-    from kvrelay.relay.actor import stores
-
-    handles = {handle.node_id: handle.actor for handle in stores()}
-    if labels is None:
-        if len(handles) != 1:
-            raise BenchError(f"expected one KV store, found {len(handles)}")
-        return _place(*handles.values()), None, None
-    here, there = node_ids(labels)
-    if not {here, there} <= set(handles):
-        raise BenchError("a node has no KV store: its agents run without relay")
-    wire = BedWire(bed) if bed is not None else ClusterWire(here, there)
-    return _place(handles[here]), _place(handles[there]), wire
-
-
-def _place(actor: Any) -> Place:
-    import ray
-
-    def blocks() -> tuple[int, int]:
-        stats = ray.get(actor.stats.remote(), timeout=_ASK_TIMEOUT_S)
-        return stats["blocks"], stats["remote_blocks"]
-
-    return Place(ActorWatch(actor), blocks)
-
-
-def _set_way(transport: str, codec: str) -> None:
-    """Have every store read in this way from now on."""
-    import ray
-
-    from kvrelay.relay.actor import stores
-
-    ray.get([handle.actor.set_route.remote(transport, codec) for handle in stores()])
 
 
 def _show(report: Report, options: Options) -> None:

@@ -106,3 +106,30 @@ def _logs(ratios: Sequence[float]) -> list[float]:
     if any(ratio <= 0 for ratio in ratios):
         raise ValueError("a ratio of times is positive")
     return [math.log(ratio) for ratio in ratios]
+
+
+def half_width(ratios: Sequence[float]) -> float:
+    """Half of the 95 % confidence interval of the geometric mean of paired ratios, as a fraction.
+
+    By Student's t on the logarithms, which for a few pairs is wider, and truer, than a bootstrap.
+    Infinite below four pairs, about which nothing can be said.
+    """
+    logs = _logs(ratios)
+    if len(logs) < 4:
+        return math.inf
+    error = statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.expm1(_t975(len(logs) - 1) * error)
+
+
+def _t975(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t, within 1 % from three degrees of freedom on.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.5.
+    """
+    z = statistics.NormalDist().inv_cdf(0.975)
+    return (
+        z
+        + (z**3 + z) / (4 * degrees)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+    )

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +33,10 @@ from typing import Any
 from kvrelay.bench.answers import Answer, AnswerClient
 from kvrelay.bench.errors import BenchError, Miscount, WrongPath
 from kvrelay.bench.hit import blocks_saved, local_hit_tokens, prefill_estimate_s
+from kvrelay.bench.places import Place
 from kvrelay.bench.prompts import OTHER_TOKENS, PromptSource
 from kvrelay.bench.quiet import QuietGate
 from kvrelay.bench.report import Row
-from kvrelay.bench.settle import StoreWatch
 from kvrelay.bench.testbed.link import Link, parse_link
 from kvrelay.bench.wires import CLUSTER, Wire, check_path
 from kvrelay.cluster.errors import ConfigError
@@ -48,25 +47,10 @@ SAME_NODE = "same-node"
 CLUSTER_LINKS: tuple[Link | None, ...] = (None, CLUSTER)
 TRANSPORTS = ("nixl", "plasma")
 WARM_UP_TOKENS = 512
-_KNOWN_TIMEOUT_S = 30.0
-_POLL_S = 0.02
 # Of the demo model; for the progress bar only.
 _BYTES_PER_TOKEN = 23_040
 _UNSHAPED_BITS_PER_S = 4e9
 Advance = Callable[[float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One end of the cluster as the benchmark needs it: its store.
-
-    Attributes:
-        store: counts what is committed there.
-        blocks: how many blocks it holds now, and how many it knows of on other nodes.
-    """
-
-    store: StoreWatch
-    blocks: Callable[[], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +147,7 @@ class Bench:
         self._ask(factors, "save_s", agent, prompt.shared, cached=0)
         source.store.wait(since, blocks_saved(tokens))
         if link is not None:
-            self._wait_known(source)
+            self.here.wait_known(source)
         since = self.here.store.committed()
         before, bridge_s = self._received_bytes(), self._bridge_cpu_s()
         answer = self._ask(factors, "relay_s", B, prompt.whole, cached=tokens)
@@ -206,17 +190,6 @@ class Bench:
 
     def _bridge_cpu_s(self) -> float:
         return (self.wire.bridge_cpu_s() if self.wire is not None else None) or 0.0
-
-    def _wait_known(self, source: Place) -> None:
-        """Until B's store has heard of all that A's holds."""
-        deadline_s = time.monotonic() + _KNOWN_TIMEOUT_S
-        while (known := self.here.blocks()[1]) < (held := source.blocks()[0]):
-            if time.monotonic() > deadline_s:
-                raise BenchError(
-                    f"B's store knows {known} of the {held} blocks on the other node after "
-                    f"{_KNOWN_TIMEOUT_S:.0f} s: nothing that follows would be a whole relay"
-                )
-            time.sleep(_POLL_S)
 
     def _ask(
         self,
@@ -312,11 +285,15 @@ def parse_ways(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(ways)
 
 
+def estimated_transfer_s(link: Link, tokens: int) -> float:
+    """Roughly how long the KV of so many tokens takes over a link."""
+    return 8 * _BYTES_PER_TOKEN * tokens / (link.bits_per_s or _UNSHAPED_BITS_PER_S)
+
+
 def estimate_s(tokens: int, links: Sequence[Link | None], num_ways: int) -> float:
     """Roughly how long all arms of one repeat take at one length."""
     wires = [link for link in links if link is not None]
-    bits = 8 * _BYTES_PER_TOKEN * tokens
-    transfers = sum(bits / (link.bits_per_s or _UNSHAPED_BITS_PER_S) for link in wires)
+    transfers = sum(estimated_transfer_s(link, tokens) for link in wires)
     relays = len(wires) * num_ways + len(links) - len(wires)
     return (2 + relays) * prefill_estimate_s(tokens) + num_ways * transfers
 
