@@ -5,10 +5,13 @@ from typing import Any
 
 from kvrelay.policies import Decision, Reason
 
+# Of the fields below: raised when one goes or gets another name or meaning, not for a new one.
+SCHEMA_VERSION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class RelayRecord:
-    """What the answer's `kv_transfer_params.kvrelay` carries.
+    """What the answer's `kv_transfer_params.kvrelay` carries, and the decision log keeps.
 
     Tokens: prompt = local + relayed + recomputed. Seconds are wall seconds.
 
@@ -41,6 +44,12 @@ class RelayRecord:
         copy_s: from the first copy to the last block verified.
         load_s: from the look-up to the load's report.
         overhead: the engine's cost of relay so far, see `WorkerCost`, plus `scheduler_s`.
+        request_id: the engine's: that of the answer and what vLLM adds, see
+            `decisions.rows.response_id`.
+        time_s: when it arrived, in unix seconds.
+        replica: the Serve replica that served it; empty without Serve.
+        session_id: as the client gives it, by the header `X-Session-ID` or the field `session_id`.
+        schema_version: of these fields.
     """
 
     agent: str
@@ -70,6 +79,11 @@ class RelayRecord:
     copy_s: float = 0.0
     load_s: float = 0.0
     overhead: dict[str, float] = field(default_factory=dict)
+    request_id: str = ""
+    time_s: float = 0.0
+    replica: str = ""
+    session_id: str | None = None
+    schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
         """The form in which it travels: plain JSON types."""
