@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvrelay.cluster.errors import ModelError
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 from kvrelay.cluster.model import ensure_model
 from kvrelay.cluster.startup import AGENT_PREFIX
+from kvrelay.relay.settings import RelaySettings
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -80,8 +82,17 @@ def _settings(config: ClusterConfig, agent: AgentConfig) -> AgentSettings:
         name=agent.name,
         system_prompt=agent.system_prompt,
         sampling=agent.sampling.given(),
-        relay=config.relay.settings(agent.name) if config.relays(agent) else None,
+        relay=_relay_settings(config, agent) if config.relays(agent) else None,
         cpu_binding=agent.cpu_binding,
+    )
+
+
+def _relay_settings(config: ClusterConfig, agent: AgentConfig) -> RelaySettings:
+    log = config.telemetry.decisions
+    return replace(
+        config.relay.settings(agent.name),
+        decisions_directory=log.directory,
+        decisions_bytes=log.max_bytes,
     )
 
 

@@ -21,6 +21,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
 from kvrelay.cluster.config_errors import format_path
+from kvrelay.cluster.decisions import Found, find
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "model_data": lambda app: app.get("/v1/models/{model:path}"),
     "chat": lambda app: app.post("/v1/chat/completions"),
     "completions": lambda app: app.post("/v1/completions"),
+    "decisions": lambda app: app.get("/v1/kvrelay/decisions/{answer:path}"),
 }
 
 
@@ -56,6 +58,19 @@ class AgentIngress(OpenAiIngress):
         """`POST /v1/completions`; `prompt` may be token ids."""
         return await self._answer(await _parse(request, CompletionRequest), "completions", request)
 
+    async def decisions(self, request: Request, answer: str) -> Response:
+        """`GET /v1/kvrelay/decisions/{id}`: the records of an answer, streamed ones included."""
+        _require_operator(request)
+        handles = {
+            agent: handle
+            for agent, handle in self._default_serve_handles.items()
+            if self._model_cards[agent]["relay"]
+        }
+        found = await find(handles, answer)
+        if not found.records:
+            raise _no_record(answer, found)
+        return JSONResponse({"object": "list", "id": answer, "data": found.records})
+
     async def _get_model_id(self, model: str | None) -> str:
         if model in self._model_cards:
             return str(model)
@@ -78,6 +93,32 @@ class AgentIngress(OpenAiIngress):
         if isinstance(head, BaseModel):
             return JSONResponse(head.model_dump())
         return StreamingResponse(_events(first, parts), media_type="text/event-stream")
+
+
+def _require_operator(request: Request) -> None:
+    """Refuse who is not an operator: records tell what others have asked.
+
+    Permission has no form yet, so nobody is refused.
+    """
+
+
+def _no_record(answer: str, found: Found) -> ApiError:
+    """Why there is none, and what can be done."""
+    if found.silent:
+        agents = ", ".join(found.silent)
+        message = f"no record of '{answer}' so far, but {agents} did not answer; try again"
+        return ApiError(503, message, None, "decisions_unavailable")
+    if not found.kept:
+        message = (
+            "no agent that runs keeps a log of decisions; it needs relay, and "
+            "telemetry.decisions.max_bytes above 0"
+        )
+    else:
+        message = (
+            f"no record of '{answer}'; give the id of an answer of an agent with relay, as in its "
+            "'id'. The oldest records go first: telemetry.decisions.max_bytes keeps more"
+        )
+    return ApiError(404, message, None, "decision_not_found")
 
 
 async def _parse(request: Request, model: type[BaseModel]) -> Any:
