@@ -10,13 +10,17 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ray import serve
 from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 
 from kvrelay.agents.settings import AgentSettings
+from kvrelay.relay.decisions.log import default_directory
+from kvrelay.relay.decisions.reader import DecisionReader
 from kvrelay.relay.settings import RelaySettings
 
 logger = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ class AgentServer(LLMServer):
             agent: relay and cores of this agent.
         """
         self._agent = agent
+        self._decisions: Path | None = None  # where this engine's log lies
         await super().__init__(llm_config)
 
     async def start(self) -> None:
@@ -52,9 +57,22 @@ class AgentServer(LLMServer):
         # an engine with a connector other cores than one without.
         os.environ[_BINDING] = self._agent.cpu_binding or _own_cores()
         if self._agent.relay is not None:
-            settings = await asyncio.to_thread(_with_store, self._agent.relay)
+            settings = _with_log(await asyncio.to_thread(_with_store, self._agent.relay))
+            if settings.decisions_directory is not None:
+                self._decisions = Path(settings.decisions_directory)
             self._llm_config.update_engine_kwargs(kv_transfer_config=connector_config(settings))
         await super().start()
+
+    async def decisions(self, answer: str) -> list[dict[str, Any]] | None:
+        """The records of an answer of this agent, from this node's log; None if it keeps none.
+
+        Args:
+            answer: the id of the OpenAI response.
+        """
+        if self._decisions is None:
+            return None
+        reader = DecisionReader(self._decisions)
+        return await asyncio.to_thread(reader.find, self._agent.name, answer)
 
 
 def connector_config(settings: RelaySettings) -> dict[str, Any]:
@@ -73,6 +91,15 @@ def _with_store(settings: RelaySettings) -> RelaySettings:
     from kvrelay.relay.actor import ensure_store
 
     return replace(settings, store=ensure_store(settings).address)
+
+
+def _with_log(settings: RelaySettings) -> RelaySettings:
+    """The settings with this replica's name, and the place of its log on this node, if any."""
+    directory = None
+    if settings.decisions_bytes:
+        directory = settings.decisions_directory or str(default_directory())
+    replica = serve.get_replica_context().replica_tag
+    return replace(settings, replica=replica, decisions_directory=directory)
 
 
 def _own_cores() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kvrelay.cluster.front import AgentFront, FrontSettings
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 from kvrelay.cluster.model import ensure_model
 from kvrelay.cluster.startup import AGENT_PREFIX
+from kvrelay.relay.settings import RelaySettings
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -120,8 +122,17 @@ def _agent(config: ClusterConfig, agent: AgentConfig, source: Path | str) -> ser
 def _settings(config: ClusterConfig, agent: AgentConfig) -> AgentSettings:
     return AgentSettings(
         name=agent.name,
-        relay=config.relay.settings(agent.name) if config.relays(agent) else None,
+        relay=_relay_settings(config, agent) if config.relays(agent) else None,
         cpu_binding=agent.cpu_binding,
+    )
+
+
+def _relay_settings(config: ClusterConfig, agent: AgentConfig) -> RelaySettings:
+    log = config.telemetry.decisions
+    return replace(
+        config.relay.settings(agent.name),
+        decisions_directory=log.directory,
+        decisions_bytes=log.max_bytes,
     )
 
 

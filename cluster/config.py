@@ -31,6 +31,7 @@ from kvrelay.relay.settings import RelaySettings
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6}
 _UNITS |= {"GB": 10**9, "TB": 10**12, "B": 1}
 DEFAULT_KV_CACHE_BYTES = 512 * 2**20
+SMALLEST_LOG_BYTES = 2**20
 # A colon marks a LoRA adapter and `--` stands for `/` in Ray's model ids.
 _NAME = r"^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$"
 # `node` fields name a Ray node by the value of this label; Ray takes Kubernetes' syntax.
@@ -67,6 +68,18 @@ def _parse_bytes_or_none(value: object) -> int:
     return 0 if off else parse_bytes(value)
 
 
+def _check_log_size(value: int) -> int:
+    if 0 < value < SMALLEST_LOG_BYTES:
+        raise ValueError(f"a log needs at least 1MiB, got {value} bytes; 0 keeps none")
+    return value
+
+
+def _check_absolute(value: str) -> str:
+    if not Path(value).is_absolute():
+        raise ValueError(f"'{value}' is not an absolute path, which every node needs")
+    return value
+
+
 def _check_policy(value: str) -> str:
     parse_policy(value)
     return value
@@ -75,6 +88,8 @@ def _check_policy(value: str) -> str:
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 ByteSizeOrNone = Annotated[int, BeforeValidator(_parse_bytes_or_none)]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]
+LogSize = Annotated[ByteSizeOrNone, AfterValidator(_check_log_size)]
+LogDirectory = Annotated[str, AfterValidator(_check_absolute)]
 
 
 class _Strict(BaseModel):
@@ -218,10 +233,24 @@ class RelayConfig(_Strict):
         )
 
 
+class DecisionsConfig(_Strict):
+    """The log of what was decided for each request, see `kvrelay decisions`.
+
+    Attributes:
+        directory: on each node with agents, an absolute path; by default in the folder of the
+            node's Ray, and gone with it.
+        max_bytes: what it may hold on a node; the oldest records go first. 0 keeps no log.
+    """
+
+    directory: LogDirectory | None = None
+    max_bytes: LogSize = 64 * 2**20
+
+
 class TelemetryConfig(_Strict):
-    """What is logged: the level of the engines and of Serve."""
+    """What is logged: `log_level` is that of the engines and of Serve."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
+    decisions: DecisionsConfig = DecisionsConfig()
 
 
 class OperatorConfig(_Strict):

@@ -33,6 +33,7 @@ from kvrelay.agents.prompt import (
 )
 from kvrelay.cluster.access import Access
 from kvrelay.cluster.config_errors import format_path
+from kvrelay.cluster.decisions import Found, find
 from kvrelay.cluster.embedding import load_encoder
 from kvrelay.cluster.front import FrontSettings
 from kvrelay.cluster.owners import OwnerRouting
@@ -50,6 +51,7 @@ ENDPOINTS: dict[str, Callable[[FastAPI], Callable[..., Any]]] = {
     "model_data": lambda app: app.get("/v1/models/{model:path}"),
     "chat": lambda app: app.post("/v1/chat/completions"),
     "completions": lambda app: app.post("/v1/completions"),
+    "decisions": lambda app: app.get("/v1/kvrelay/decisions/{answer:path}"),
 }
 
 
@@ -95,6 +97,25 @@ class AgentIngress(OpenAiIngress):
     async def completions(self, request: Request) -> Response:
         """`POST /v1/completions`; `prompt` may be token ids."""
         return await self._answer(CompletionRequest, "completions", request)
+
+    async def decisions(self, request: Request, answer: str) -> Response:
+        """`GET /v1/kvrelay/decisions/{id}`: the records of an answer, streamed ones included."""
+        self._require_operator(request)
+        handles = {
+            agent: handle
+            for agent, handle in self._default_serve_handles.items()
+            if self._model_cards[agent]["relay"]
+        }
+        found = await find(handles, answer)
+        if not found.records:
+            raise _no_record(answer, found)
+        return JSONResponse({"object": "list", "id": answer, "data": found.records})
+
+    def _require_operator(self, request: Request) -> None:
+        """Refuse who is not an operator: records tell what others have asked."""
+        if not self._access.operator_allowed(request.headers):
+            message = f"{request.url.path} needs operator permission"
+            raise ApiError(403, message, None, "permission_denied")
 
     async def _get_model_id(self, model: str | None) -> str:
         if model in self._model_cards:
@@ -156,6 +177,25 @@ class AgentIngress(OpenAiIngress):
     async def _check_agent(self, agent: str) -> None:
         """Return once a replica of the agent has said that its engine is well."""
         await self._default_serve_handles[agent].check_health.remote()
+
+
+def _no_record(answer: str, found: Found) -> ApiError:
+    """Why there is none, and what can be done."""
+    if found.silent:
+        agents = ", ".join(found.silent)
+        message = f"no record of '{answer}' so far, but {agents} did not answer; try again"
+        return ApiError(503, message, None, "decisions_unavailable")
+    if not found.kept:
+        message = (
+            "no agent that runs keeps a log of decisions; it needs relay, and "
+            "telemetry.decisions.max_bytes above 0"
+        )
+    else:
+        message = (
+            f"no record of '{answer}'; give the id of an answer of an agent with relay, as in its "
+            "'id'. The oldest records go first: telemetry.decisions.max_bytes keeps more"
+        )
+    return ApiError(404, message, None, "decision_not_found")
 
 
 async def _parse(request: Request, model: type[BaseModel]) -> Any:

@@ -218,9 +218,20 @@ def _connect_ray(config: ClusterConfig, session: Session, address: str | None) -
         if threading.current_thread() is threading.main_thread():
             for each, handler in handlers.items():
                 signal.signal(each, handler)  # ray.init puts its own there
-    connected = replace(session, ray_address=context.address_info["address"])
+    connected = replace(
+        session,
+        ray_address=context.address_info["address"],
+        decisions=_decisions_directory(config),
+    )
     connected.save()
     return connected
+
+
+def _decisions_directory(config: ClusterConfig) -> str:
+    from kvrelay.relay.decisions.log import default_directory
+
+    log = config.telemetry.decisions
+    return (log.directory or str(default_directory())) if log.max_bytes else ""
 
 
 def _first_line(error: BaseException) -> str:

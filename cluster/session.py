@@ -37,6 +37,7 @@ class Session:
         temp_dir: everything this cluster writes; empty if Ray was joined.
         ready: whether it serves yet.
         shared_memory: names under /dev/shm that its processes use.
+        decisions: where the decision log lies, on this machine as on the others; empty: none.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Session:
     temp_dir: str = ""
     ready: bool = False
     shared_memory: tuple[str, ...] = ()
+    decisions: str = ""
 
     def owner(self) -> psutil.Process | None:
         """The owning process; None if it has ended."""

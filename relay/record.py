@@ -5,10 +5,13 @@ from typing import Any
 
 from kvrelay.policies import Candidate, Decision, Reason
 
+# Of the fields below: raised when one goes or gets another name or meaning, not for a new one.
+SCHEMA_VERSION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class RelayRecord:
-    """What the answer's `kv_transfer_params.kvrelay` carries.
+    """What the answer's `kv_transfer_params.kvrelay` carries, and the decision log keeps.
 
     Tokens: prompt = local + relayed + recomputed. Seconds are wall seconds.
 
@@ -48,6 +51,12 @@ class RelayRecord:
             0 to 1; None if that was not measured. They license nothing.
         similarity_band: of the cosine if there is one, else of the index: `high`, `mid`, `low`.
         overhead: the engine's cost of relay so far, see `WorkerCost`, plus `scheduler_s`.
+        request_id: the engine's: that of the answer and what vLLM adds, see
+            `decisions.rows.response_id`.
+        time_s: when it arrived, in unix seconds.
+        replica: the Serve replica that served it; empty without Serve.
+        session_id: as the client gives it, by the header `X-Session-ID` or the field `session_id`.
+        schema_version: of these fields.
     """
 
     agent: str
@@ -83,6 +92,11 @@ class RelayRecord:
     embedding_cosine: float | None = None
     similarity_band: str | None = None
     overhead: dict[str, float] = field(default_factory=dict)
+    request_id: str = ""
+    time_s: float = 0.0
+    replica: str = ""
+    session_id: str | None = None
+    schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
         """The form in which it travels: plain JSON types."""

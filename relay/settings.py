@@ -22,6 +22,9 @@ class RelaySettings:
         max_loads_in_flight: concurrent loads of an engine; further requests recompute; >= 1.
         max_held_fraction: share of the engine's KV blocks that saves may hold; in (0, 1].
         agent: the agent's name, for the record.
+        replica: the Serve replica, for the record; whoever starts the engine fills it in.
+        decisions_directory: where the log of records lies, see `decisions.segments`; None: nowhere.
+        decisions_bytes: what that directory may hold on one node; 0: no log.
     """
 
     store: str | None = None
@@ -34,6 +37,9 @@ class RelaySettings:
     max_loads_in_flight: int = 8
     max_held_fraction: float = 0.5
     agent: str = ""
+    replica: str = ""
+    decisions_directory: str | None = None
+    decisions_bytes: int = 0
 
     def __post_init__(self) -> None:
         parse_policy(self.policy)
@@ -47,6 +53,8 @@ class RelaySettings:
             raise ValueError(f"capacity_bytes must be positive, got {self.capacity_bytes}")
         if self.encoded_bytes < 0:
             raise ValueError(f"encoded_bytes must not be negative, got {self.encoded_bytes}")
+        if self.decisions_bytes < 0:
+            raise ValueError(f"decisions_bytes must not be negative, got {self.decisions_bytes}")
 
     def to_extra_config(self) -> dict[str, Any]:
         """The form that vLLM's `kv_connector_extra_config` takes."""

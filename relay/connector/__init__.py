@@ -25,6 +25,7 @@ from kvrelay.relay.connector.metrics import RelayMetrics, RelayStats
 from kvrelay.relay.connector.off import OffHalf
 from kvrelay.relay.connector.scheduler import SchedulerHalf
 from kvrelay.relay.connector.worker import WorkerHalf
+from kvrelay.relay.decisions.log import DecisionLog, open_log
 from kvrelay.relay.settings import RelaySettings
 
 if TYPE_CHECKING:
@@ -56,11 +57,14 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
             self._kv_transfer_config.kv_connector_extra_config
         )
         self._stats = RelayStats()
+        self._log: DecisionLog | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            self._log = open_log(settings)
         self._worker: WorkerHalf | None = None
-        self._scheduler: SchedulerHalf | OffHalf = OffHalf(settings.agent, Reason.RELAY_OFF)
+        self._scheduler: SchedulerHalf | OffHalf = OffHalf(settings, Reason.RELAY_OFF)
         unfit = unsupported(vllm_config, kv_cache_config)
         if unfit is not None:
-            self._scheduler = OffHalf(settings.agent, Reason.UNSUPPORTED_MODEL)
+            self._scheduler = OffHalf(settings, Reason.UNSUPPORTED_MODEL)
         if unfit is not None or settings.store is None:
             if role is KVConnectorRole.SCHEDULER:
                 logger.warning("relay is off for this engine: %s", unfit or "no store configured")
@@ -132,6 +136,9 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         if record is None:
             return False, None
         self._stats.add(record)
+        if self._log is not None:
+            self._log.offer(record)
+            self._stats.add_dropped(self._log.take_dropped())
         return False, {"kvrelay": record}
 
     def request_finished_all_groups(
@@ -209,5 +216,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         self._scheduler.shutdown()
+        if self._log is not None:
+            self._log.close()
         if self._worker is not None:
             self._worker.shutdown()

@@ -13,6 +13,11 @@ and `engine`; then those below. All have few values: a path is told without its 
     kvrelay_wire_bytes_total{transport,path,codec}       bytes that went between nodes for them
     kvrelay_transfer_seconds_total{transport,path,codec}    seconds that requests waited for them
     kvrelay_transfer_latency_seconds{transport,path,codec}  the same as a histogram
+    kvrelay_decisions_total{arm}               requests, by what was decided at look-up
+    kvrelay_predicted_seconds_total{arm}       seconds to the first token as predicted for that arm,
+    kvrelay_realised_seconds_total{arm}        and as they were; only of requests that have both
+    kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
+    kvrelay_log_dropped_total                  records that are missing in the decision log
 
 The seconds stand there twice since Ray 2.60 makes a histogram anew of the middles of its buckets,
 so that its `_sum` is no sum. Interface: vllm.distributed.kv_transfer.kv_connector.v1.metrics.
@@ -30,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from kvrelay.policies import Arm
 from kvrelay.relay.codecs.raw import RawCodec
 from kvrelay.relay.transports.ucx import UNKNOWN
 
@@ -39,6 +45,12 @@ TRANSFER_BYTES = "kvrelay_transfer_bytes_total"
 WIRE_BYTES = "kvrelay_wire_bytes_total"
 TRANSFER_SECONDS = "kvrelay_transfer_seconds_total"
 TRANSFER_LATENCY = "kvrelay_transfer_latency_seconds"
+DECISIONS = "kvrelay_decisions_total"
+PREDICTED_SECONDS = "kvrelay_predicted_seconds_total"
+REALISED_SECONDS = "kvrelay_realised_seconds_total"
+PREDICTED_LATENCY = "kvrelay_predicted_latency_seconds"
+REALISED_LATENCY = "kvrelay_realised_latency_seconds"
+LOG_DROPPED = "kvrelay_log_dropped_total"
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
 WAY_LABELS = ("transport", "path", "codec")
 ARENA = "arena"
@@ -49,8 +61,9 @@ MIXED = "mixed"
 class RelayStats(KVConnectorStats):
     """What has happened since the last step that told of it, in plain types.
 
-    `data`: `reasons`, a count of each, and `transfers`, of which each is transport, path, codec,
-    KV bytes, wire bytes and seconds. Seconds are None where they are not this transfer's own.
+    `data`: `reasons` and `arms`, a count of each; `transfers`, of which each is transport, path,
+    codec, KV bytes, wire bytes and seconds, None where they are not this transfer's own;
+    `estimates`, each an arm, predicted and realised seconds; `log_dropped`, a count.
     """
 
     def __post_init__(self) -> None:
@@ -59,12 +72,25 @@ class RelayStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.data: dict[str, Any] = {"reasons": {}, "transfers": []}
+        self.data: dict[str, Any] = {
+            "reasons": {},
+            "arms": {},
+            "transfers": [],
+            "estimates": [],
+            "log_dropped": 0,
+        }
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in the record of a request, see `RelayRecord.to_dict`."""
         reasons, transfers = self.data["reasons"], self.data["transfers"]
         reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
+        decision, arms = record["decision"], self.data["arms"]
+        arm = decision["arm"]
+        arms[arm] = arms.get(arm, 0) + 1
+        predicted_s = decision["relay_s" if arm == Arm.RELAY else "recompute_s"]
+        realised_s = record.get("ttft_s")
+        if predicted_s is not None and realised_s is not None:
+            self.data["estimates"].append([arm, predicted_s, realised_s])
         fetched = record["fetched_bytes"]
         if fetched:
             way = [_one(record["transport"]), path_label(record["path"]), _one(record["codec"])]
@@ -73,11 +99,18 @@ class RelayStats(KVConnectorStats):
             seconds = None if fetched else record["copy_s"]
             transfers.append([ARENA, ARENA, RawCodec.name, held, 0, seconds])
 
+    def add_dropped(self, count: int) -> None:
+        """Take in records that the decision log has dropped."""
+        self.data["log_dropped"] += count
+
     def aggregate(self, other: KVConnectorStats) -> "RelayStats":
         """Take in what another one holds."""
-        for reason, count in other.data["reasons"].items():
-            self.data["reasons"][reason] = self.data["reasons"].get(reason, 0) + count
-        self.data["transfers"] += other.data["transfers"]
+        for kind in ("reasons", "arms"):
+            counts = self.data[kind]
+            for name, count in other.data[kind].items():
+                counts[name] = counts.get(name, 0) + count
+        for kind in ("transfers", "estimates", "log_dropped"):
+            self.data[kind] += other.data[kind]
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -129,6 +162,32 @@ class RelayMetrics(KVConnectorPromMetrics):
             labelnames=way,
             buckets=list(BUCKETS_S),
         )
+        by_arm = [*labelnames, "arm"]
+        self._decisions = counter(
+            name=DECISIONS,
+            documentation="Requests by what was decided for them.",
+            labelnames=by_arm,
+        )
+        self._predicted, self._realised = (
+            (
+                counter(name=total, documentation=text, labelnames=by_arm),
+                histogram(
+                    name=latency,
+                    documentation=f"{text} By request.",
+                    labelnames=by_arm,
+                    buckets=list(BUCKETS_S),
+                ),
+            )
+            for total, latency, text in (
+                (PREDICTED_SECONDS, PREDICTED_LATENCY, "Predicted seconds to the first token."),
+                (REALISED_SECONDS, REALISED_LATENCY, "Seconds that those requests really took."),
+            )
+        )
+        self._log_dropped = counter(
+            name=LOG_DROPPED,
+            documentation="Records of requests that the decision log has dropped.",
+            labelnames=list(labelnames),
+        )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Count what `RelayStats.data` holds. Never raises: it would end the engine's output."""
@@ -140,6 +199,16 @@ class RelayMetrics(KVConnectorPromMetrics):
     def _observe(self, data: Mapping[str, Any], engine: list[object]) -> None:
         for reason, count in data["reasons"].items():
             self._requests.labels(*engine, reason).inc(count)
+        for arm, count in data["arms"].items():
+            self._decisions.labels(*engine, arm).inc(count)
+        for arm, *both in data["estimates"]:
+            for (seconds_total, latency), value in zip(
+                (self._predicted, self._realised), both, strict=True
+            ):
+                seconds_total.labels(*engine, arm).inc(value)
+                latency.labels(*engine, arm).observe(value)
+        if data["log_dropped"]:
+            self._log_dropped.labels(*engine).inc(data["log_dropped"])
         for *way, num_bytes, wire_bytes, seconds in data["transfers"]:
             self._bytes.labels(*engine, *way).inc(num_bytes)
             if wire_bytes:

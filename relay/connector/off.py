@@ -8,6 +8,7 @@ from kvrelay.relay.connector.metadata import RelayMetadata
 from kvrelay.relay.connector.request import requested_mode
 from kvrelay.relay.labels import Labels
 from kvrelay.relay.record import RelayRecord
+from kvrelay.relay.settings import RelaySettings
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -21,8 +22,8 @@ class OffHalf:
 
     has_pending_work = False
 
-    def __init__(self, agent: str, reason: Reason) -> None:
-        self._agent = agent
+    def __init__(self, settings: RelaySettings, reason: Reason) -> None:
+        self._settings = settings
         self._reason = reason
         self._local_tokens: dict[str, int] = {}
 
@@ -55,7 +56,7 @@ class OffHalf:
         """The record: everything beyond the local hit was computed here, and why."""
         local = self._local_tokens.pop(request.request_id, 0)
         return RelayRecord(
-            **Labels.of(request.kv_transfer_params).in_record(self._agent),
+            **Labels.of(request.kv_transfer_params).in_record(self._settings.agent),
             policy="never",
             mode=requested_mode(request),
             decision=recompute(self._reason),
@@ -63,6 +64,10 @@ class OffHalf:
             prompt_tokens=request.num_prompt_tokens,
             local_tokens=local,
             recomputed_tokens=request.num_prompt_tokens - local,
+            request_id=request.request_id,
+            time_s=request.arrival_time,
+            replica=self._settings.replica,
+            session_id=request.session_id,
         ).to_dict()
 
     def reset(self) -> None:

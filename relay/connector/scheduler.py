@@ -476,6 +476,10 @@ class SchedulerHalf:
                 "dropped_blocks": cost.dropped_blocks + self._dropped_saves,
                 "faults": self.breaker.faults,
             },
+            request_id=request.request_id,
+            time_s=request.arrival_time,
+            replica=self._settings.replica,
+            session_id=request.session_id,
         )
 
 

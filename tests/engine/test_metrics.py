@@ -14,10 +14,13 @@ from kvrelay.relay.connector import metrics
 WAIT_S = 60.0
 DATA = {
     "reasons": {"relayed": 2, "no_source": 1},
+    "arms": {"relay": 2, "recompute": 1},
     "transfers": [
         ["nixl", "tcp", "lz4", 1000, 600, 0.3],
         ["arena", "arena", "raw", 500, 0, 0.002],
     ],
+    "estimates": [["relay", 0.25, 0.5]],
+    "log_dropped": 3,
 }
 NIXL = {"transport": "nixl", "path": "tcp", "codec": "lz4"}
 
@@ -100,6 +103,12 @@ def test_a_scrape(metrics_url: str) -> None:
     agent = {"model_name": "reader", "engine": "0"}
     assert value(found, metrics.REQUESTS, reason="relayed", **agent) == 4
     assert value(found, metrics.REQUESTS, reason="no_source", **agent) == 2
+    assert value(found, metrics.DECISIONS, arm="relay", **agent) == 4
+    assert value(found, metrics.DECISIONS, arm="recompute", **agent) == 2
+    assert value(found, metrics.PREDICTED_SECONDS, arm="relay", **agent) == 0.5
+    assert value(found, metrics.REALISED_SECONDS, arm="relay", **agent) == 1.0
+    assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
+    assert value(found, metrics.LOG_DROPPED, **agent) == 6
     assert value(found, metrics.WIRE_BYTES, **NIXL, **agent) == 1200
     assert (
         value(found, metrics.TRANSFER_BYTES, transport="arena", path="arena", codec="raw") == 1000

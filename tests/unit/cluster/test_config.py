@@ -88,6 +88,15 @@ def test_sizes_refused(text: Any) -> None:
             "tenants.api_keys[0].api_key_sha256: a SHA-256 is 64 hex digits",
         ),
         ({"tenants": {"trusted_header": "X Tenant"}}, "tenants.trusted_header: the name of a "),
+        (
+            {"telemetry": {"decisions": {"directory": "logs"}}},
+            "telemetry.decisions.directory: 'logs' is not an absolute path",
+        ),
+        (
+            {"telemetry": {"decisions": {"max_bytes": 10}}},
+            "telemetry.decisions.max_bytes: a log needs at least 1MiB",
+        ),
+        ({"telemetry": {"decisions": {"max_byte": 0}}}, "did you mean 'max_bytes'?"),
     ],
 )
 def test_one_problem(change: dict[str, Any], message: str) -> None:
@@ -182,6 +191,12 @@ def test_the_similarity_policy_with_its_model() -> None:
 def test_encoded_blocks_may_have_no_room(written: object, num_bytes: int) -> None:
     config = load_config(base(relay={"encoded_bytes": written}))
     assert config.relay.settings("a").encoded_bytes == num_bytes
+
+
+@pytest.mark.parametrize(("written", "num_bytes"), [(0, 0), ("0", 0), ("1MiB", 2**20)])
+def test_the_decision_log_may_be_off(written: object, num_bytes: int) -> None:
+    config = load_config(base(telemetry={"decisions": {"max_bytes": written}}))
+    assert config.telemetry.decisions.max_bytes == num_bytes
 
 
 def test_relay_settings() -> None:

@@ -16,7 +16,7 @@ from kvrelay.relay.connector.metrics import RelayStats, path_label
 from kvrelay.relay.record import RelayRecord
 
 ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
-OURS = ("reason", *metrics.WAY_LABELS, "le")
+OURS = ("reason", "arm", *metrics.WAY_LABELS, "le")
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -143,6 +143,46 @@ def test_bytes_that_came_for_nothing_are_counted() -> None:
 )
 def test_paths_have_few_labels(path: str, label: str) -> None:
     assert path_label(path) == label
+
+
+def test_decisions_by_arm() -> None:
+    stats = RelayStats()
+    for reason in (Reason.RELAYED, Reason.NO_SOURCE, Reason.NO_SOURCE):
+        stats.add(record(reason=reason))
+    stats.add(record(reason=Reason.LOAD_DEADLINE, decision=Decision(Arm.RELAY, Reason.RELAYED, 9)))
+    found = exported(told(stats))
+    assert found[metrics.DECISIONS, "relay"] == 2
+    assert found[metrics.DECISIONS, "recompute"] == 2
+    assert not [name for name, *_ in found if "predicted" in name or "realised" in name]
+    assert (metrics.LOG_DROPPED,) not in found or found[metrics.LOG_DROPPED,] == 0
+
+
+def test_predicted_and_realised_seconds() -> None:
+    stats = RelayStats()
+    relay = Decision(Arm.RELAY, Reason.RELAYED, 128, relay_s=0.2, recompute_s=3.0)
+    other = Decision(Arm.RECOMPUTE, Reason.NO_SOURCE, relay_s=3.0, recompute_s=0.5)
+    stats.add(record(decision=relay) | {"ttft_s": 0.3})
+    stats.add(record(decision=relay) | {"ttft_s": 0.1})
+    stats.add(record(reason=Reason.NO_SOURCE, decision=other) | {"ttft_s": 0.6})
+    stats.add(record(decision=relay))  # it never came to a token
+    stats.add(record() | {"ttft_s": 0.1})  # nothing was predicted
+    found = exported(told(RelayStats().aggregate(stats)))
+    assert found[metrics.PREDICTED_SECONDS, "relay"] == pytest.approx(0.4)
+    assert found[metrics.REALISED_SECONDS, "relay"] == pytest.approx(0.4)
+    assert found[metrics.PREDICTED_SECONDS, "recompute"] == pytest.approx(0.5)
+    assert found[metrics.REALISED_SECONDS, "recompute"] == pytest.approx(0.6)
+    assert found[f"{metrics.PREDICTED_LATENCY}_bucket", "relay", "0.1"] == 0
+    assert found[f"{metrics.REALISED_LATENCY}_bucket", "relay", "0.1"] == 1
+    assert found[f"{metrics.REALISED_LATENCY}_count", "relay"] == 2
+
+
+def test_records_that_the_log_dropped() -> None:
+    one, other = RelayStats(), RelayStats()
+    for stats, count in ((one, 0), (other, 3)):
+        stats.add(record())
+        stats.add_dropped(count)
+    found = exported(told(one.aggregate(other)), told(other))
+    assert found[metrics.LOG_DROPPED,] == 6
 
 
 def test_several_ways_at_once_are_one_label() -> None:

@@ -23,6 +23,7 @@ def test_settings_survive_the_way_through_the_engine() -> None:
         {"max_held_fraction": 0},
         {"capacity_bytes": 0},
         {"encoded_bytes": -1},
+        {"decisions_bytes": -1},
     ],
 )
 def test_impossible_settings_are_refused(extra: dict) -> None:
