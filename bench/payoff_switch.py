@@ -99,7 +99,7 @@ def _record(time_s: float, session: str, drawn: Assignment, ttft_s: float) -> di
         "first_token_s": ttft_s,
         "prompt_tokens": _VIEW.prompt_tokens,
         "shared_prefix_fraction": _TOKENS / _VIEW.prompt_tokens,
-        "place": "nodes",
+        "found_place": "nodes",
         "decision": {
             "arm": str(drawn.arm),
             "propensity": drawn.propensity,

@@ -40,7 +40,7 @@ def observation(record: Mapping[str, Any]) -> Observation | None:
     """Read a decision record; None if its arm was not drawn or no first token came.
 
     Reads `time_s`, `session` (else `request_id`), `first_token_s`, `prompt_tokens`,
-    `shared_prefix_fraction`, `place` (of the best candidate when it was decided; else `any`), and
+    `shared_prefix_fraction`, `found_place` (else `any`), and
     of `decision` `arm`, `propensity`, `relay_s`, `recompute_s` and `preferred`. Without
     `preferred` the policy is taken to have wanted the likelier arm.
 
@@ -65,7 +65,7 @@ def observation(record: Mapping[str, Any]) -> Observation | None:
             relay_s=_prediction(decision, "relay_s"),
             recompute_s=_prediction(decision, "recompute_s"),
             stratum=stratum(
-                str(record.get("place") or "any"),
+                str(record.get("found_place") or "any"),
                 int(_number(record, "prompt_tokens")),
                 _number(record, "shared_prefix_fraction"),
             ),

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvrelay.policies import Candidate, Decision, Reason
+from kvrelay.policies import Decision, Reason
 
 # Of the fields below: raised when one goes or gets another name or meaning, not for a new one.
 SCHEMA_VERSION = 1
@@ -26,8 +26,8 @@ class RelayRecord:
         recomputed_tokens: prefilled here.
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
-        found: where, how many tokens and how many bytes were held beyond the local hit at look-up,
-            whatever was decided; None if none were, or nobody looked.
+        found_place, found_tokens, found_bytes: what was held beyond the local hit at look-up, whatever
+            was decided; None and 0 if nothing was, or nobody looked.
         advised_tokens: how many of those the policy would relay, whatever the mode made of it.
         num_bytes: bytes copied for the relay, also if they were not taken in the end.
         load_path: the slowest place that any came from: `arena` (this node's shared memory),
@@ -69,7 +69,9 @@ class RelayRecord:
     recomputed_tokens: int
     relayed_tokens: int = 0
     tail_tokens: int = 0
-    found: Candidate | None = None
+    found_place: str | None = None
+    found_tokens: int = 0
+    found_bytes: int = 0
     advised_tokens: int = 0
     num_bytes: int = 0
     load_path: str | None = None

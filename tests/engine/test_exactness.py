@@ -159,13 +159,13 @@ def test_tenants_do_not_meet(pair: Pair) -> None:
 
     def found(engine: Engine, salt: str | None) -> tuple[object, ...]:
         record = engine.one(prompt + OTHER, salt=salt)["record"]
-        return record["reason"], record["found"], record["local_tokens"]
+        return record["reason"], record["found_tokens"], record["local_tokens"]
 
     for name, engine in (("blue", b), ("green", a)):
         for sent in (None, "red", ours):
-            assert found(engine, request_salt(name, sent)) == ("no_source", None, 0)
+            assert found(engine, request_salt(name, sent)) == ("no_source", 0, 0)
     for salt in (None, request_salt(None, ours), request_salt("red", "own")):
-        assert found(b, salt) == ("no_source", None, 0)
+        assert found(b, salt) == ("no_source", 0, 0)
     for engine, where in ((b, "relayed_tokens"), (a, "local_tokens")):
         assert engine.one(prompt + OTHER, salt=ours)["record"][where] == 4 * BLOCK
 

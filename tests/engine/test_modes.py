@@ -49,11 +49,8 @@ def test_relay_goes_over_the_policy(unwilling: Pair) -> None:
     a.one(prompt)
     refused = b.one(prompt + OTHER)["record"]
     assert (refused["reason"], refused["advised_tokens"]) == ("policy_never", 0)
-    assert refused["found"] == {
-        "place": "arena",
-        "num_tokens": 6 * BLOCK,
-        "num_bytes": 6 * BLOCK_BYTES,
-    }
+    assert refused["found_place"] == "arena"
+    assert (refused["found_tokens"], refused["found_bytes"]) == (6 * BLOCK, 6 * BLOCK_BYTES)
     b.reset()
     forced = b.one(prompt + MORE, max_tokens=16, logprobs=5, kvrelay={"mode": "relay"})
     record = forced["record"]
@@ -95,7 +92,7 @@ def test_lookup_only_says_what_it_does_not_take(pair: Pair, local_blocks: int) -
     assert (record["reason"], record["decision"]["arm"]) == ("mode_lookup_only", "recompute")
     assert parts(record) == (local, 0, 6 * BLOCK - local + len(OTHER))
     assert (record["num_bytes"], record["load_path"]) == (0, None)
-    assert record["found"]["num_tokens"] == record["advised_tokens"] == 6 * BLOCK - local
+    assert record["found_tokens"] == record["advised_tokens"] == 6 * BLOCK - local
     assert result["cached"] == local
     assert (result["tokens"], result["logprobs"]) == (reference["tokens"], reference["logprobs"])
 

@@ -34,7 +34,7 @@ def records(count: int, share: float = 1.0, seed: int = 1) -> list[dict[str, Any
                 "time_s": 1_000.0 + i,
                 "session": f"s{i}",
                 "first_token_s": mean_s * float(rng.lognormal(0.0, 0.2)),
-                "place": place,
+                "found_place": place,
                 "load_path": place if drawn.arm is Arm.RELAY else None,
                 "prompt_tokens": 1024,
                 "shared_prefix_fraction": 0.95,

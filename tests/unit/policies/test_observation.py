@@ -17,7 +17,7 @@ def record(**changed: Any) -> dict[str, Any]:
         "session": "s",
         "first_token_s": 0.2,
         "load_path": "nodes",
-        "place": "nodes",
+        "found_place": "nodes",
         "prompt_tokens": 1000,
         "shared_prefix_fraction": 0.95,
     }

@@ -25,7 +25,7 @@ def record(view: RelayView, time_s: float, decision: Decision, ttft_s: float) ->
         "first_token_s": ttft_s,
         "prompt_tokens": view.prompt_tokens,
         "shared_prefix_fraction": held / view.prompt_tokens,
-        "place": view.candidates[0].place,
+        "found_place": view.candidates[0].place,
         "decision": {
             "arm": str(decision.arm),
             "propensity": decision.propensity,
