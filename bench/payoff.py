@@ -29,7 +29,7 @@ _ENDS = np.array([0.5, 0.4, 0.25, 0.5, 0.4, 0.25])
 _KIND_SHARE = 1.0 / len(_ENDS)
 _MAIN_KIND = 0.7  # share of a session's requests that are of its own kind
 SPAN_S = 20_000.0
-_GAP_S = 60.0
+_GAP_S = 30.0
 _SPIKES, _SPIKE_SCALE = 1 / 30, 4.0
 _DIFFICULTY = 0.3
 _STRATUM = Stratum("any", "any", "any")
@@ -50,7 +50,7 @@ class World:
         prefers_faster: the policy takes what is predicted to be faster; else it always relays.
         predicts: predictions are logged.
         slower: at half of the stream relays over the link become slower by this factor.
-        window: of the estimate, as a share of the stream.
+        window: of the estimate, as a share of the stream; none should end just when that does.
     """
 
     name: str
@@ -63,16 +63,16 @@ class World:
     prefers_faster: bool = True
     predicts: bool = True
     slower: float = 1.0
-    window: float = 1.0
+    window: float = 2.0
 
 
 WORLDS = (
     World("rare draws", 0.01, 24_000, prefers_faster=False),
     World("frequent draws", 0.5, 1_500),
     World("heavy tails", 0.1, 4_000, tail=2.2, speed=0.8),
-    World("wrong model", 0.1, 4_000, relay_error=5.0, recompute_error=0.5),
+    World("wrong model", 0.1, 6_000, relay_error=5.0, recompute_error=0.5),
     World("no predictions", 0.2, 2_500, prefers_faster=False, predicts=False),
-    World("changing world", 0.2, 4_000, slower=3.0, window=1 / 3),
+    World("changing world", 0.2, 6_000, slower=3.0, window=0.38),
 )
 
 
@@ -102,7 +102,8 @@ def stream_of(world: World, rng: np.random.Generator) -> Stream:
     begun_s = rng.uniform(0.0, SPAN_S, world.sessions)
     since_s = np.cumsum(rng.exponential(_GAP_S, count))
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    times_s = begun_s[session] + since_s - since_s[first][session]
+    # In this order a first request comes exactly when its session begins.
+    times_s = begun_s[session] + (since_s - since_s[first][session])
     order = np.argsort(times_s, kind="stable")
     session, times_s = session[order], times_s[order]
 
@@ -176,7 +177,8 @@ class Watch:
         wrong_sign: the interval once told the wrong sign.
         interval_sessions: sessions until there was an interval; None if there never was.
         sign_sessions: sessions until it told the sign.
-        width_over_fixed: last width over that of the fixed-n interval of the same scores.
+        width_over_fixed: last width over that of the fixed-n interval of the same scores; None if
+            there was no interval in the end.
     """
 
     missed: bool = False
@@ -200,7 +202,8 @@ def watch(world: World, seed: int) -> Watch:
         _look(seen, estimate, truth.mean_s(number, estimate.since_s))
     assert estimate is not None
     width_s = estimate.upper_s - estimate.lower_s
-    seen.width_over_fixed = width_s / (2 * NORMAL * estimate.stderr_s)
+    if width_s < np.inf:
+        seen.width_over_fixed = width_s / (2 * NORMAL * estimate.stderr_s)
     return seen
 
 

@@ -39,6 +39,7 @@ def _world(name: str, samples: Sequence[Row]) -> Row:
         row |= {key: samples[0][key] for key in ("epsilon", "sessions", "truth_s")}
     for key in ("missed", "naive_missed", "wrong_sign"):
         row[key] = sum(sample[key] for sample in samples)
+    row["no_interval"] = sum(sample["width_over_fixed"] is None for sample in samples)
     row["missed_ratio"] = round(row["missed"] / count, 4)
     row["naive_missed_ratio"] = round(row["naive_missed"] / count, 4)
     for key in _OPTIONAL:
@@ -63,11 +64,12 @@ def verdict(rows: Sequence[Row]) -> str:
     if row is None:
         return "one world only: nothing is judged"
     widest = row["width_over_fixed"]["max"]
-    kept = row["missed_ratio"] <= MISSED_AT_MOST and widest <= WIDTH_AT_MOST
+    narrow = not row["no_interval"] and widest <= WIDTH_AT_MOST
+    kept = row["missed_ratio"] <= MISSED_AT_MOST and narrow
     return (
-        f"{'kept' if kept else 'NOT KEPT'}: {row['missed_ratio']:.1%} of {row['streams']:,} streams "
-        f"missed the truth at some look (at most {MISSED_AT_MOST:.1%}); widest last interval "
-        f"{widest:.2f} of a fixed-n one (at most {WIDTH_AT_MOST:g})"
+        f"{'kept' if kept else 'NOT KEPT'}: {row['missed_ratio']:.1%} of "
+        f"{row['streams']:,} streams missed the truth at some look "
+        f"(at most {MISSED_AT_MOST:.1%}); widest last interval {widest:.2f} of a fixed-n one (at most {WIDTH_AT_MOST:g})"
     )
 
 

@@ -40,7 +40,7 @@ def draw(rows: Sequence[Row], caption: str) -> str:
     for tick in _ticks(low, high):
         zero = tick == 0
         colour, stroke = (_INK, 1.2) if zero else (_FAINT, 1.0)
-        parts.append(_line(x(tick), _TOP - 6, x(tick), bottom, colour, stroke))
+        parts.append(_line(x(tick), _TOP - 6, x(tick), bottom, colour=colour, stroke=stroke))
         parts.append(_text(x(tick), bottom + 18, f"{tick:+g}" if tick else "0", anchor="middle"))
     for number, row in enumerate(rows):
         parts += _row(row, _TOP + _ROW * number + _ROW / 2, x)
@@ -58,7 +58,7 @@ def _row(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
     words = f"{saving_text(row)}  {verdict_text(row)}"
     if row["lower_s"] is not None:
         lower, upper, middle = (x(row[name]) for name in ("lower_s", "upper_s", "saving_s"))
-        parts.append(_line(lower, y, upper, y, colour, 3.0))
+        parts.append(_line(lower, y, upper, y, colour=colour, stroke=3.0))
         parts.append(f'<circle cx="{middle}" cy="{y}" r="5" fill="{colour}"/>')
     else:
         words = verdict_text(row)
@@ -103,7 +103,7 @@ def _text(
     )
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, stroke: float) -> str:
+def _line(x1: float, y1: float, x2: float, y2: float, *, colour: str, stroke: float) -> str:
     return (
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" '
         f'stroke-width="{stroke}" stroke-linecap="round"/>'

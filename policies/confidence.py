@@ -16,9 +16,10 @@ arm, each with the part of its weight that stands for requests not seen in that 
 - solved for m, the squares on the right grow with a wrong m as well, since few sessions share its
   effect: that widens the interval by the root of 1 / (1 - q/k), and there is none while k <= q.
 
-What this covers. With symmetric scores the bound holds for any tails (de la Pena); else in the limit
-of many sessions, as a central limit theorem does: exactly how well, `kvrelay bench payoff` counts.
-If savings change with time, it covers their mean over the requests so far.
+What this covers. With symmetric scores the bound holds for any tails (de la Pena); else in the
+limit of many sessions, as a central limit theorem does: how well it does with heavy tails and few
+sessions, `kvrelay bench payoff` counts. If savings change with time, it covers their mean over the
+requests so far.
 
 Sources: Robbins, Ann. Math. Statist. 41, 1970; Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
 Time-uniform central limit theory and asymptotic confidence sequences, arXiv 2103.06476; de la

@@ -12,16 +12,17 @@ earlier sessions, as it was when this one began: its own outcomes never enter. W
 predictions it is the mean of the arm so far.
 
 What is estimated: the mean saving of requests whose arm was drawn, each request counting the
-same. A session's requests share one draw, so what its earlier ones did to it (a fuller cache) belongs
-to the effect; but the draw must not change what its later ones are, or what is preferred for them.
-What sessions do to each other is not seen: that needs `assignment.Switchback`. A record is counted
-when its first token is there; those still under way are missing until then.
+same. A session's requests share one draw, so what its earlier ones did to it (a fuller cache)
+belongs to the effect; but the draw must not change what its later ones are, or what is preferred
+for them. What sessions do to each other is not seen: that needs `assignment.Switchback`. A record
+is counted when its first token is there; those still under way are missing until then.
 
 Forgetting: a new confidence sequence begins every half window and lives for one. It counts
-sessions that began after it, so its draws were open. The j-th has alpha / (j * (j + 1)), which
-adds up to alpha: **with probability 1 - alpha no interval that an estimator ever shows is wrong
-about its own window**, restarts at any time included. Each estimator, overall or of a stratum,
-keeps that promise for itself.
+sessions that began after it, so their draws were open. Each is wrong at any of its looks with a
+probability of at most alpha / 2, and two are alive: **at any moment, with probability 1 - alpha,
+all that the two have ever shown about their windows is right**. A restart, at any time, begins
+another one. In the long run a share of at most alpha / 2 of all sequences is ever wrong. Each
+estimator, overall or of a stratum, keeps this for itself; nothing is corrected for their number.
 
 Sources: Robins, Rotnitzky and Zhao, JASA 89, 1994 (AIPW); confidence.py.
 """
@@ -41,6 +42,7 @@ from kvrelay.policies.strata import Stratum, bounded
 ALPHA = 0.05
 WINDOW_S = 86_400.0
 OVERALL = "all"
+_ALIVE = 2  # confidence sequences at a time, among which alpha is divided
 # Sessions whose sums are kept so that later requests can join them; the oldest goes first. A
 # session that comes back after that counts as another one.
 _MAX_SESSIONS = 20_000
@@ -109,7 +111,7 @@ class PayoffEstimator:
         """Nothing seen.
 
         Args:
-            alpha: probability that any interval is ever wrong.
+            alpha: probability that what the living sequences have shown was ever wrong.
             window_s: what is older is forgotten; what is half as old may be.
 
         Raises:
@@ -152,7 +154,7 @@ class PayoffEstimator:
 
     def _begin(self) -> None:
         self._started += 1
-        alpha = self._alpha / (self._started * (self._started + 1))
+        alpha = self._alpha / _ALIVE
         young = [s for s in self._sequences if self._now_s - s.since_s < self._window_s]
         self._sequences = [*young, ConfidenceSequence(alpha, self._now_s, self._started)]
         self._calibration.fade()

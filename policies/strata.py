@@ -1,4 +1,4 @@
-"""The strata by which savings are told apart: where KV comes from, how much, and of how long a prompt.
+"""The strata by which savings are told apart: where KV comes from, how long the prompt, how shared.
 
 All three are known before the arm is chosen. Where bytes in the end came from (`load_path`) is
 not: a recomputed request has none, and strata by it would compare an arm with nothing.

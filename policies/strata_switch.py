@@ -1,6 +1,6 @@
 """Relay turns itself off where it is seen to lose, and is tried again later.
 
-    on --- the interval of what relay saves lies below 0 ---> off: recompute, but for the lot's share
+    on --- the interval of what relay saves lies below 0 ---> off: recompute; the lot goes on
      ^                                                         |  after a wait
      |                                                         v
      +------------- it lies above 0 ---------------------- on trial: the lot decides more often
@@ -9,8 +9,9 @@
 
 Only requests for which the policy prefers to relay are judged and switched: a policy that
 relays the right tenth of a stratum is not blamed for the other nine. At each change what was
-seen is forgotten, since arms are drawn otherwise from then on; the promise of `payoff.py` holds
-throughout, so a stratum in which relay pays is ever turned off with a probability of at most alpha.
+seen is forgotten, since arms are drawn otherwise from then on. What is promised is that of
+`payoff.py`: from one window or change to the next, a stratum in which relay pays is turned off
+with a probability of at most alpha / 2.
 
 Time is what the records say; there is no clock here.
 """

@@ -90,7 +90,7 @@ def estimate(
     Raises:
         ConfigError: a record is not one.
     """
-    counts: Counter[str] = Counter({name: 0 for name in ("read", "counted", "no_first_token")})
+    counts: Counter[str] = Counter(dict.fromkeys(("read", "counted", "no_first_token"), 0))
     found: list[Observation] = []
     for where, record in records:
         counts["read"] += 1

@@ -21,7 +21,7 @@ def moments(score: float, n: int, relay: float, recompute: float) -> tuple[float
 
 
 def test_the_bound_is_that_of_asymptotic_confidence_sequences() -> None:
-    # arXiv 2103.06476, theorem 2.2: sigma * sqrt(2 (t rho^2 + 1) / (t^2 rho^2) * ln(sqrt(t rho^2 + 1) / alpha))
+    # arXiv 2103.06476, its normal mixture with sigma = 1 and rho^2 = 1/8.
     t, rho2, alpha = 500.0, 1 / 8, 0.05
     margin = math.sqrt(
         2 * (t * rho2 + 1) / (t * t * rho2) * math.log(math.sqrt(t * rho2 + 1) / alpha)
