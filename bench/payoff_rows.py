@@ -69,7 +69,8 @@ def verdict(rows: Sequence[Row]) -> str:
     return (
         f"{'kept' if kept else 'NOT KEPT'}: {row['missed_ratio']:.1%} of "
         f"{row['streams']:,} streams missed the truth at some look "
-        f"(at most {MISSED_AT_MOST:.1%}); widest last interval {widest:.2f} of a fixed-n one (at most {WIDTH_AT_MOST:g})"
+        f"(at most {MISSED_AT_MOST:.1%}); widest last interval {widest:.2f} of a fixed-n one "
+        f"(at most {WIDTH_AT_MOST:g})"
     )
 
 

@@ -24,7 +24,8 @@ _PLANTED = {
 METHOD = """\
 Simulated streams with known truth; the interval is looked at after every request. Missed: it
 excluded the truth at some look. Beside it, how often the usual 95 % interval of one look does when
-looked at all the time. Width: the last interval against that usual one. Ranges are over the streams."""
+looked at all the time. Width: the last interval against that usual one. Ranges are over the
+streams."""
 NOT_COVERED = """\
 --smoke: a few streams show that it works; shares of them mean nothing."""
 

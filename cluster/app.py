@@ -20,7 +20,7 @@ from ray.serve.llm.ingress import make_fastapi_ingress
 from kvrelay.agents.deployment import AgentServer, NoDownload
 from kvrelay.agents.prompt import AgentDefaults
 from kvrelay.agents.settings import AgentSettings
-from kvrelay.cluster.access import make_access
+from kvrelay.cluster.access import Access, make_access
 from kvrelay.cluster.config import NODE_LABEL, AgentConfig, ClusterConfig, load_config
 from kvrelay.cluster.embedding import check_embedding
 from kvrelay.cluster.engine_kwargs import check_engine_kwargs
@@ -69,13 +69,11 @@ def application(config: ClusterConfig) -> serve.Application:
     deployment = serve.deployment(
         ingress, name="ingress", max_ongoing_requests=1024, ray_actor_options=actor
     )
-    settings = _front_settings(config)
-    return deployment.bind(
-        llm_deployments=agents, model_cards=cards, settings=settings, access=access
-    )
+    settings = _front_settings(config, access)
+    return deployment.bind(llm_deployments=agents, model_cards=cards, settings=settings)
 
 
-def _front_settings(config: ClusterConfig) -> FrontSettings:
+def _front_settings(config: ClusterConfig, access: Access) -> FrontSettings:
     agents = {
         agent.name: AgentFront(
             defaults=AgentDefaults(agent.system_prompt, agent.sampling.given()),
@@ -85,7 +83,8 @@ def _front_settings(config: ClusterConfig) -> FrontSettings:
         )
         for agent in config.agents
     }
-    return FrontSettings(agents, config.relay.routing, config.relay.embedding_model)
+    relay = config.relay
+    return FrontSettings(agents, relay.routing, relay.embedding_model, access)
 
 
 def _pool(config: ClusterConfig, agent: AgentConfig) -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvrelay.agents.prompt import AgentDefaults
+from kvrelay.cluster.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,10 @@ class FrontSettings:
         routing: `named` sends a request to the agent that it names, `owner_affinity` to the one of
             its pool that has its prefix.
         embedding_model: measures the cosine of prompts; None measures none.
+        access: what the headers of a request allow.
     """
 
     agents: Mapping[str, AgentFront]
     routing: Literal["named", "owner_affinity"] = "named"
     embedding_model: str | None = None
+    access: Access = field(default_factory=Access)

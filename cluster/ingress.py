@@ -31,7 +31,6 @@ from kvrelay.agents.prompt import (
     single_prompt,
     with_system_prompt,
 )
-from kvrelay.cluster.access import Access
 from kvrelay.cluster.config_errors import format_path
 from kvrelay.cluster.decisions import Found, find
 from kvrelay.cluster.embedding import load_encoder
@@ -67,11 +66,10 @@ class AgentIngress(OpenAiIngress):
         model_cards: dict[str, Any],
         *,
         settings: FrontSettings,
-        access: Access,
     ) -> None:
         """Take the engines' handles and what `/v1/models` says, both by agent."""
         super().__init__(llm_deployments, model_cards)
-        self._access = access
+        self._access = settings.access
         self._agents = settings.agents
         model = settings.embedding_model
         self._similarity = SimilarityMeter(None if model is None else load_encoder(model))
@@ -104,7 +102,7 @@ class AgentIngress(OpenAiIngress):
         handles = {
             agent: handle
             for agent, handle in self._default_serve_handles.items()
-            if self._model_cards[agent]["relay"]
+            if self._agents[agent].relays
         }
         found = await find(handles, answer)
         if not found.records:

@@ -26,8 +26,8 @@ class RelayRecord:
         recomputed_tokens: prefilled here.
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
-        found_place, found_tokens, found_bytes: what was held beyond the local hit at look-up, whatever
-            was decided; None and 0 if nothing was, or nobody looked.
+        found_place, found_tokens, found_bytes: what was held beyond the local hit at look-up,
+            whatever was decided; None and 0 if nothing was, or nobody looked.
         advised_tokens: how many of those the policy would relay, whatever the mode made of it.
         num_bytes: bytes copied for the relay, also if they were not taken in the end.
         load_path: the slowest place that any came from: `arena` (this node's shared memory),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -12,10 +13,16 @@ pytest.importorskip("vllm")
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from kvrelay.cluster import decisions, ingress
+from kvrelay.agents.prompt import AgentDefaults
+from kvrelay.cluster import decisions
+from kvrelay.cluster.access import OPERATOR_HEADER, Access
+from kvrelay.cluster.front import AgentFront, FrontSettings
 from kvrelay.cluster.ingress import ENDPOINTS, AgentIngress, make_api
 
 pytestmark = pytest.mark.slow  # imports vLLM
+
+
+TOKEN = b"letmein"
 
 
 def record(number: int, request_id: str) -> dict[str, Any]:
@@ -98,13 +105,16 @@ async def test_replicas_that_do_not_answer(failure: Any) -> None:
     assert len(told.records) == 1
 
 
-def client(monkeypatch: pytest.MonkeyPatch, **handles: Handle) -> TestClient:
+def client(monkeypatch: pytest.MonkeyPatch, **handles: Any) -> TestClient:
     monkeypatch.setattr(decisions, "ATTEMPTS_AFTER_S", (0.0,))
-    cards: Any = {agent: {"id": agent, "relay": agent != "plain"} for agent in handles}
-    front = AgentIngress(dict(handles), cards)  # type: ignore[arg-type]
+    defaults = AgentDefaults(None, {})
+    agents = {agent: AgentFront(defaults, "m", agent != "plain", None) for agent in handles}
+    settings = FrontSettings(agents, access=Access(operator_sha256=sha256(TOKEN).hexdigest()))
+    front = AgentIngress(dict(handles), {agent: {} for agent in handles}, settings=settings)
     api = make_api()
     ENDPOINTS["decisions"](api)(front.decisions)
-    return TestClient(api, raise_server_exceptions=False)
+    operator = {OPERATOR_HEADER: TOKEN.decode()}
+    return TestClient(api, headers=operator, raise_server_exceptions=False)
 
 
 def test_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,12 +145,12 @@ def test_refusals_have_openais_form(
     assert remedy in error["message"]
 
 
-def test_permission_is_asked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(request: Any) -> None:
-        raise ingress.ApiError(403, f"not for {request.headers['user-agent']}")
-
-    monkeypatch.setattr(ingress, "_require_operator", refuse)
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_permission_is_asked_for_first(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     reader = Handle([[record(1, "x")]])
-    answer = client(monkeypatch, reader=reader).get("/v1/kvrelay/decisions/cmpl-1")
+    stranger = client(monkeypatch, reader=reader)
+    answer = stranger.get("/v1/kvrelay/decisions/cmpl-1", headers={OPERATOR_HEADER: token})
     assert answer.status_code == 403
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("permission_error", "permission_denied")
     assert reader.asked == []

@@ -13,7 +13,9 @@ pytest.importorskip("vllm")
 
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
+from kvrelay.agents.prompt import AgentDefaults
 from kvrelay.cluster.access import Access
+from kvrelay.cluster.front import AgentFront, FrontSettings
 from kvrelay.cluster.ingress import AgentIngress, ApiError, _parse, make_api
 
 pytestmark = pytest.mark.slow  # imports vLLM
@@ -120,7 +122,9 @@ class FakeAgent:
 def front(access: Access) -> TestClient:
     """The ingress's routes over one agent, `a`."""
     api = make_api()
-    ingress = AgentIngress({"a": FakeAgent()}, {"a": {}}, access)
+    agent = AgentFront(AgentDefaults(None, {}), model="m", relays=True, pool=None)
+    settings = FrontSettings({"a": agent}, access=access)
+    ingress = AgentIngress({"a": FakeAgent()}, {"a": {}}, settings=settings)
     api.post("/v1/completions")(ingress.completions)
     api.post("/v1/chat/completions")(ingress.chat)
     return TestClient(api, raise_server_exceptions=False)

@@ -40,8 +40,10 @@ def test_floor_and_queue_has_a_threshold_and_a_cap(loads: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["always", "never", "min_tokens:64", "floor_and_queue:1024,8", "cost"]
-    + ["similarity:0.85,0.90", "similarity:0.855,1.00"],
+    [
+        *("always", "never", "min_tokens:64", "floor_and_queue:1024,8", "cost"),
+        *("similarity:0.85,0.90", "similarity:0.855,1.00"),
+    ],
 )
 def test_name_round_trips(text: str) -> None:
     assert parse_policy(text).name == text
