@@ -25,8 +25,9 @@ QuietWait = Annotated[
     float, typer.Option(help="seconds to wait, at most, for a quiet machine before each request")
 ]
 TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
-SIMULATED_POLICIES = "always,never,min_tokens:256"
-SCORED_POLICIES = "always,never,min_tokens:64,min_tokens:256,min_tokens:2048"
+SIMULATED_POLICIES = "always,never,min_tokens:256,floor_and_queue:1024,8,cost"
+FIXED_RULES = "always,never,min_tokens:64,min_tokens:256,min_tokens:2048,floor_and_queue:1024,8"
+SCORED_POLICIES = f"{FIXED_RULES},cost"
 
 
 def parse_lengths(text: str) -> list[int]:

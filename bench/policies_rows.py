@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvrelay.bench.engines import MAX_MODEL_TOKENS
 from kvrelay.bench.replayed import Load, Step, teach
 from kvrelay.bench.report import Row
 from kvrelay.bench.stats import half_width
-from kvrelay.policies import Arm, Candidate, RelayView, parse_policy
+from kvrelay.policies import Arm, Candidate, RelayPolicy, RelayView, parse_policy
 from kvrelay.policies.baselines import MinTokens
+from kvrelay.policies.costs import Costs
 
 Floats = NDArray[np.float64]
 ORACLE, PER_LINK, OWNER = "oracle", "per_link_constant", "owner_affinity"
@@ -128,7 +130,12 @@ def view_of(record: Mapping[str, Any]) -> RelayView | None:
     """
     if not record["relayed_tokens"]:
         return None
-    candidate = Candidate(record["load_path"], record["relayed_tokens"], record["num_bytes"])
+    candidate = Candidate(
+        place=record["load_path"],
+        num_tokens=record["relayed_tokens"],
+        num_bytes=record["num_bytes"],
+        absent_bytes=record["fetched_bytes"],
+    )
     return RelayView(
         prompt_tokens=record["prompt_tokens"],
         local_tokens=record["local_tokens"],
@@ -163,7 +170,7 @@ def decisions(pairs: Sequence[Pair], policy: str) -> list[Arm]:
         for half in (0, 1):
             mine = [n for n, p in enumerate(pairs) if p.cell.link == link and p.half == half]
             other = [pair for pair in pairs if pair.cell.link == link and pair.half != half]
-            student = parse_policy(policy)
+            student = parse_policy(policy, Costs(MAX_MODEL_TOKENS))
             for pair in other or [pairs[number] for number in mine]:
                 for arm in Arm:
                     _teach(student, pair, arm)
@@ -174,13 +181,13 @@ def decisions(pairs: Sequence[Pair], policy: str) -> list[Arm]:
     return [arms[number] for number in range(len(pairs))]
 
 
-def _teach(student: Any, pair: Pair, arm: Arm) -> None:
+def _teach(student: RelayPolicy, pair: Pair, arm: Arm) -> None:
     """What an engine sees of a request that took this arm."""
     if pair.view is None or arm is Arm.RECOMPUTE:
         teach(student, Step(((0, pair.cell.tokens),), pair.recompute_s))
         return
     (candidate,) = pair.view.candidates
-    num_bytes, there = candidate.num_bytes, candidate.num_tokens
+    num_bytes, there = candidate.absent_bytes or candidate.num_bytes, candidate.num_tokens
     teach(student, Load(candidate.place, num_bytes, num_bytes, 0, pair.load_s))
     seconds = pair.relay_s - pair.load_s
     teach(student, Step(((there, pair.cell.tokens - there),), seconds))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.policies import RelayPolicy, parse_policy
+from kvrelay.policies.cost import CostPolicy
+from kvrelay.policies.prefill import NO_WORK, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class Load:
 
     Attributes:
         place: the slowest that it came from, as in `Candidate`.
-        num_bytes: what it was to bring.
-        loaded_bytes: what it has brought.
-        bytes_ahead: of loads of this engine from the same place, under way when it began.
-        seconds: from the decision to its end.
+        num_bytes: what it was to bring that was not in the arena, or all if all was.
+        loaded_bytes: what of it has come.
+        bytes_ahead: the same of the loads from that place that were under way when it was decided.
+        seconds: from its begin, behind the step beside it, to its end.
     """
 
     place: str
@@ -42,18 +43,24 @@ class Load:
     seconds: float
 
 
-@runtime_checkable
-class Learns(Protocol):
-    """A policy that wants to hear."""
-
-    def observe(self, what: Step | Load) -> None:
-        """It has happened in the engine where this policy decides."""
-
-
 def teach(policy: RelayPolicy, what: Step | Load) -> None:
     """Tell a policy, if it is one that learns; fixed rules do not."""
-    if isinstance(policy, Learns):
-        policy.observe(what)
+    if not isinstance(policy, CostPolicy):
+        return
+    costs = policy.costs
+    if isinstance(what, Step):
+        work = NO_WORK
+        for there, tokens in what.prompts:
+            work = work.plus(Work.of(there, tokens))
+        costs.observe_step(work, what.seconds)
+        return
+    way, num_bytes = (what.place,), what.num_bytes
+    if what.loaded_bytes < num_bytes:
+        costs.observe_unfinished_load(
+            way, num_bytes, what.bytes_ahead, what.loaded_bytes, what.seconds
+        )
+    else:
+        costs.observe_load(way, num_bytes, what.bytes_ahead, what.seconds)
 
 
 def parse_policies(text: str) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ import numpy as np
 from kvrelay.bench import simulate_rows
 from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.report import Report, kept, new_meta, show
-from kvrelay.bench.simulate import World, paced, simulate
+from kvrelay.bench.simulate import simulate
+from kvrelay.bench.simulate_world import World, paced
 from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.trace_profiles import PROFILES, TOOL_AGENT
 from kvrelay.bench.tracegen import generate
@@ -26,9 +27,10 @@ BLOCK_TOKENS = 128
 GENERATED = "generated"
 SMOKE_REQUESTS = 2_000
 METHOD = """\
-Replays of one stream, nothing is timed: seconds are those of a cost model with noise, the same for
-every policy. Requests go to agents at random. `links busy` is the share of the time that a node's
-link carries something; `given up` are loads that did not bring all in time."""
+Replays of one stream, nothing is timed: seconds to the first token are those of a cost model with
+noise, the same for every policy. Requests go to agents at random. `late` are loads that did not
+bring all in time, `GB` what went between nodes, `busy` the share of the time that a node's link
+carries something."""
 NOT_COVERED = """\
 --smoke: a short stream, in which caches hardly fill and policies that learn have little to learn
 from."""
@@ -146,7 +148,7 @@ def _measured_rows(file: Path) -> list[dict[str, Any]]:
 
 def _show(report: Report, options: Options) -> None:
     rows = report.rows()
-    show(f"simulated: {rows[0]['trace']}", simulate_rows.TABLE, rows)
+    show(f"simulated TTFT in s: {rows[0]['trace']}", simulate_rows.TABLE, rows)
     out.print(METHOD, style="dim", highlight=False, soft_wrap=True)
     if compared := report.meta.get("calibration"):
         title = "an idle request, simulated; and its difference from what was measured"

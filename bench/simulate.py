@@ -23,91 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvrelay.bench.replayed import Load, Step, teach
 from kvrelay.bench.simulate_nodes import Blocks, Links, Stores
-from kvrelay.bench.testbed.link import Link
-from kvrelay.bench.traces import Ints, Trace
+from kvrelay.bench.simulate_world import Simulated, World
+from kvrelay.bench.traces import Trace
 from kvrelay.policies import Arm, Candidate, RelayPolicy, RelayView, parse_policy
-from kvrelay.policies.prefill import PrefillCost
-
-Floats = NDArray[np.float64]
-_UNSHAPED_BITS_PER_S = 2.5e9  # plain TCP between two namespaces of a machine with two cores
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """A cluster; by default one of the demo model on small CPU nodes, with the product's defaults.
-
-    Attributes:
-        num_agents: engines; agent i is on node i modulo the number of nodes.
-        links: how nodes are connected; node i by link i modulo their number.
-        prefill: of every engine.
-        bytes_per_token: of KV.
-        max_tokens: of a prompt (longer ones are cut), and of a step.
-        engine_bytes: KV that an engine caches.
-        store_bytes: KV that a node's store holds.
-        relay_fixed_s: what a load takes besides moving bytes.
-        copy_bytes_per_s: from the arena into an engine.
-        transfer_fixed_s: what a transfer between nodes takes besides its bytes, without round trip.
-        wire_share: of a link's rate that a transfer makes use of.
-        load_deadline_s, max_loads_in_flight: of every engine, as in its configuration.
-        noise: standard deviation of the logarithm of each request's seconds.
-    """
-
-    num_nodes: int
-    num_agents: int
-    links: tuple[Link, ...]
-    prefill: PrefillCost = field(default_factory=PrefillCost)
-    bytes_per_token: int = 23_040
-    max_tokens: int = 8192
-    engine_bytes: int = 2**30
-    store_bytes: int = 2 * 2**30
-    relay_fixed_s: float = 0.02
-    copy_bytes_per_s: float = 3e9
-    transfer_fixed_s: float = 0.05
-    wire_share: float = 0.93
-    load_deadline_s: float = 2.0
-    max_loads_in_flight: int = 8
-    noise: float = 0.1
-
-    def bytes_per_s(self, link: Link) -> float:
-        """What a transfer makes of a link."""
-        return self.wire_share * (link.bits_per_s or _UNSHAPED_BITS_PER_S) / 8
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """What became of each request of the trace, in its order.
-
-    Attributes:
-        ttft_s: from its arrival to the end of the step that computed the last of its prompt.
-        started_s: when that step began.
-        prompt_tokens: its length, cut as the engine needs it.
-        local_tokens, relayed_tokens: of these, found in the engine's cache, and relayed.
-        wire_bytes: what was moved between nodes for it, in time or not.
-        given_up: whether its load did not bring all, by its deadline or because it was evicted.
-        link_busy_s: seconds of transfers, of all links together.
-    """
-
-    ttft_s: Floats
-    started_s: Floats
-    prompt_tokens: Ints
-    local_tokens: Ints
-    relayed_tokens: Ints
-    wire_bytes: Ints
-    given_up: NDArray[np.bool_]
-    link_busy_s: float
-
-
-def paced(trace: Trace, world: World, load: float) -> Trace:
-    """The trace at the rate at which it asks for this share of all engines, were nothing reused."""
-    tokens = np.minimum(trace.input_tokens, world.max_tokens)
-    needed_s = float(np.sum(world.prefill.fixed_s + world.prefill.added_s(0 * tokens, tokens)))
-    duration_s = needed_s / (load * world.num_agents)
-    factor = duration_s / float(trace.times_s[-1]) if trace.times_s[-1] > 0 else 1.0
-    return replace(trace, times_s=trace.times_s * factor)
+from kvrelay.policies.costs import Costs
+from kvrelay.policies.prefill import NO_WORK, Work
 
 
 def simulate(
@@ -139,7 +62,9 @@ class _Request:
     decided_s: float = 0.0
     place: str = ""
     load_end: int = 0  # the first block that it does not load
+    num_bytes: int = 0  # that have to come for it; what is in the arena counts if all is
     bytes_ahead: int = 0
+    began_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)  # of the blocks that it loads
     fetched: list[int] = field(default_factory=list)  # blocks that it has asked other nodes for
 
@@ -171,12 +96,18 @@ class _Simulation:
         self._coming: list[dict[int, float]] = [{} for _ in nodes]
         engine_blocks = world.engine_bytes // self._block_bytes
         self._engines = [
-            _Engine(agent % world.num_nodes, parse_policy(policy), Blocks(engine_blocks))
+            _Engine(
+                agent % world.num_nodes,
+                parse_policy(policy, Costs(world.max_tokens)),
+                Blocks(engine_blocks),
+            )
             for agent in range(world.num_agents)
         ]
         count = len(trace)
-        noise = np.exp(world.noise * np.random.default_rng(seed).standard_normal((2, count)))
+        rng = np.random.default_rng(seed)
+        noise = np.exp(world.noise * rng.standard_normal((2, count)))
         self._prefill_noise, self._load_noise = noise.tolist()
+        self._draws = rng.random(count).tolist()
         self._events: list[tuple[float, int, _Engine, _Request | None]] = []
         self._num_events = 0
         self._ended = np.zeros(count, np.bool_)
@@ -229,7 +160,7 @@ class _Simulation:
         room, seconds = self._world.max_tokens, cost.fixed_s
         while (request := self._admit(engine, room, now_s)) is not None:
             engine.step.append(request)
-            room -= request.tokens - self._tokens(request, request.cached_blocks)
+            room -= self._prompt(request)[1]
             seconds += self._added_s(request)
             self._result.started_s[request.number] = now_s
         if engine.step:
@@ -253,15 +184,13 @@ class _Simulation:
         return None
 
     def _fits(self, request: _Request, room: int) -> bool:
-        return request.tokens - self._tokens(request, request.cached_blocks) <= room
+        return self._prompt(request)[1] <= room
 
     def _end_step(self, engine: _Engine, now_s: float) -> None:
         step, engine.step = engine.step, []
         for request in step:
             self._end(engine, request, now_s)
-        cached = [self._tokens(request, request.cached_blocks) for request in step]
-        prompts = [(there, each.tokens - there) for there, each in zip(cached, step, strict=True)]
-        teach(engine.policy, Step(tuple(prompts), engine.step_s))
+        teach(engine.policy, Step(tuple(self._prompt(each) for each in step), engine.step_s))
         self._begin_loads(engine, now_s)
 
     def _end(self, engine: _Engine, request: _Request, now_s: float) -> None:
@@ -303,13 +232,21 @@ class _Simulation:
             prompt_tokens=request.tokens,
             local_tokens=local_tokens,
             candidates=tuple(
-                Candidate(place, num_tokens, self._bytes(end - local))
+                Candidate(
+                    place,
+                    num_tokens,
+                    self._bytes(end - local),
+                    absent_bytes=self._bytes(sum(block not in store for block in blocks[near:end])),
+                    bytes_ahead=self._bytes_ahead(engine, place),
+                )
                 for num_tokens, (end, place) in ends.items()
             ),
             requests_waiting=len(engine.waiting),
             requests_running=len(engine.step) + len(engine.loading) + len(engine.loaded),
             loads_in_flight=len(engine.loading),
             bytes_in_flight=sum(self._load_bytes(each) for each in engine.loading.values()),
+            ahead=self._ahead(engine),
+            draw=self._draws[request.number],
         )
         decision = engine.policy.decide(view)
         if decision.arm is not Arm.RELAY:
@@ -319,13 +256,23 @@ class _Simulation:
         end, request.place = ends[decision.num_tokens]
         return end
 
+    def _ahead(self, engine: _Engine) -> Work:
+        """What the step computes that is being put together."""
+        ahead = NO_WORK
+        for each in engine.step:
+            ahead = ahead.plus(Work.of(*self._prompt(each)))
+        return ahead
+
     # Loads
 
     def _hand_over(self, engine: _Engine, request: _Request, end: int) -> None:
         """Park a request until its load is over."""
         request.load_end = end
-        same = (each for each in engine.loading.values() if each.place == request.place)
-        request.bytes_ahead = sum(self._load_bytes(each) for each in same)
+        store = self._stores.of(engine.node)
+        blocks = request.blocks[request.local_blocks : end]
+        absent = sum(block not in store for block in blocks)
+        request.num_bytes = self._bytes(absent or len(blocks))
+        request.bytes_ahead = self._bytes_ahead(engine, request.place)
         engine.loading[request.number] = request
         engine.handed_over.append(request)
 
@@ -333,6 +280,7 @@ class _Simulation:
         """A worker on CPUs comes to what it was handed over when its step is over."""
         requests, engine.handed_over = engine.handed_over, []
         for request in requests:
+            request.began_s = now_s
             until_s = request.decided_s + self._world.load_deadline_s
             blocks = request.blocks[request.local_blocks : request.load_end]
             request.arrivals_s = [math.inf] * len(blocks)
@@ -387,10 +335,10 @@ class _Simulation:
         self._result.given_up[request.number] = loaded < len(request.arrivals_s)
         load = Load(
             place=request.place,
-            num_bytes=self._load_bytes(request),
-            loaded_bytes=self._bytes(loaded),
+            num_bytes=request.num_bytes,
+            loaded_bytes=max(0, request.num_bytes - self._bytes(len(request.arrivals_s) - loaded)),
             bytes_ahead=request.bytes_ahead,
-            seconds=now_s - request.decided_s,
+            seconds=now_s - request.began_s,
         )
         teach(engine.policy, load)
         first = request.local_blocks
@@ -410,6 +358,15 @@ class _Simulation:
     def _tokens(self, request: _Request, num_blocks: int) -> int:
         """Tokens that these blocks spare; the last one of a prompt is always computed."""
         return min(num_blocks * self._trace.block_tokens, request.tokens - 1)
+
+    def _prompt(self, request: _Request) -> tuple[int, int]:
+        """Tokens of a prompt that need not be computed, and those that are."""
+        cached = self._tokens(request, request.cached_blocks)
+        return cached, request.tokens - cached
+
+    def _bytes_ahead(self, engine: _Engine, place: str) -> int:
+        """What is to come for loads under way that come from the same place."""
+        return sum(each.num_bytes for each in engine.loading.values() if each.place == place)
 
     def _added_s(self, request: _Request) -> float:
         """What a request adds to its step."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from kvrelay.bench.prompts import OTHER_TOKENS
 from kvrelay.bench.report import Row, number
-from kvrelay.bench.simulate import Simulated, World, simulate
+from kvrelay.bench.simulate import simulate
+from kvrelay.bench.simulate_world import Simulated, World
 from kvrelay.bench.stats import figure, paired_ratios
 from kvrelay.bench.testbed.link import Link, parse_link
 from kvrelay.bench.traces import Trace
@@ -171,12 +172,12 @@ def _difference(name: str) -> Callable[[Row], str]:
 
 TABLE: Mapping[str, Callable[[Row], str]] = {
     "policy": number("policy"),
-    "TTFT mean\np50": _two(_cell("ttft_mean_s", ".2f"), _cell("ttft_p50_s", ".2f")),
+    "mean\np50": _two(_cell("ttft_mean_s", ".2f"), _cell("ttft_p50_s", ".2f")),
     "p95\np99": _two(_cell("ttft_p95_s", ".2f"), _cell("ttft_p99_s", ".2f")),
     "p95\n/ never": _cell("ttft_p95_over_never", ".3f"),
-    "relays\ngiven up": _two(_cell("relays", ",.0f"), _cell("given_up", ",.0f")),
-    "GB over\nlinks": _cell("wire_bytes", ",.1f", 1e-9),
-    "links\nbusy": _cell("link_busy_ratio", ".0%"),
+    "relays\nlate": _two(_cell("relays", ",.0f"), _cell("given_up", ",.0f")),
+    "GB": _cell("wire_bytes", ",.1f", 1e-9),
+    "busy": _cell("link_busy_ratio", ".0%"),
 }
 CALIBRATION_TABLE: Mapping[str, Callable[[Row], str]] = {
     "link": number("link"),

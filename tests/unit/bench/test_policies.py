@@ -24,6 +24,7 @@ from kvrelay.bench.replayed import Load, Step
 from kvrelay.bench.stats import half_width
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.policies import Arm, Decision, RelayPolicy, RelayView, parse_policy
+from kvrelay.policies.costs import Costs
 from kvrelay.policies.decision import Reason, recompute
 
 Row = dict[str, Any]
@@ -44,6 +45,7 @@ def line(cell: Cell, number: int, recompute_s: float, relay_s: float) -> Row:
             "local_tokens": 0,
             "relayed_tokens": shared,
             "num_bytes": 1000 * shared,
+            "fetched_bytes": 0 if cell.link == "same-node" else 1000 * shared,
             "load_path": "nodes" if shared else None,
             "load_s": 0.25 * relay_s,
         },
@@ -213,9 +215,6 @@ class Student(RelayPolicy):
     def name(self) -> str:
         return "student"
 
-    def observe(self, what: Step | Load) -> None:
-        self.seen.append(what)
-
     def decide(self, view: RelayView) -> Decision:
         loads = [what.seconds for what in self.seen if isinstance(what, Load)]
         if min(loads) < 0.1:
@@ -228,13 +227,12 @@ def test_policies_that_learn_do_so_link_by_link_from_the_other_half(
 ) -> None:
     students: list[Student] = []
 
-    def parse(text: str) -> RelayPolicy:
-        if text != "student":
-            return parse_policy(text)
+    def parse(text: str, costs: Costs) -> RelayPolicy:
         students.append(Student())
         return students[-1]
 
     monkeypatch.setattr(policies_rows, "parse_policy", parse)
+    monkeypatch.setattr(policies_rows, "teach", lambda student, what: student.seen.append(what))
     truth = {NEAR_SHORT: (0.4, 0.2), FAR_SHORT: (0.4, 0.8)}
     pairs = [pair_of(sample) for sample in lines(truth, 2)]
     assert decisions(pairs, "student") == [Arm.RELAY, Arm.RECOMPUTE] * 2
@@ -287,9 +285,9 @@ def summarize_as_cost(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Row]:
                 return recompute(Reason.TOO_FEW_TOKENS)
             return Decision(Arm.RELAY, Reason.RELAYED, tokens)
 
-    def parse(text: str) -> RelayPolicy:
+    def parse(text: str, costs: Costs) -> RelayPolicy:
         if text != "cost":
-            return parse_policy(text)
+            return parse_policy(text, costs)
         return Right() if name == "right" else parse_policy(name)
 
     monkeypatch.setattr(policies_rows, "parse_policy", parse)
@@ -364,6 +362,7 @@ class Machine:
             "local_tokens": 0,
             "relayed_tokens": cached,
             "num_bytes": 1000 * cached,
+            "fetched_bytes": 0,
             "load_path": "arena" if self.links[-1:] == [] else "nodes",
             "load_s": 0.1,
             "path": "",

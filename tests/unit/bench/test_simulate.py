@@ -14,17 +14,19 @@ import pytest
 
 from kvrelay.bench import run_simulate, simulate_rows
 from kvrelay.bench import simulate as simulate_module
-from kvrelay.bench.replayed import Load, Step, parse_policies
-from kvrelay.bench.simulate import Simulated, World, paced, simulate
+from kvrelay.bench.replayed import Load, Step, parse_policies, teach
+from kvrelay.bench.simulate import simulate
 from kvrelay.bench.simulate_nodes import Blocks, Links, Stores
+from kvrelay.bench.simulate_world import Simulated, World, paced
 from kvrelay.bench.testbed.link import Link, parse_link
 from kvrelay.bench.trace_profiles import TOOL_AGENT
 from kvrelay.bench.tracegen import generate
 from kvrelay.bench.traces import Trace
 from kvrelay.cluster.errors import ConfigError
-from kvrelay.policies import RelayPolicy, parse_policy
-from kvrelay.policies.baselines import AlwaysRelay
-from kvrelay.policies.prefill import PrefillCost
+from kvrelay.policies import parse_policy
+from kvrelay.policies.cost import CostPolicy
+from kvrelay.policies.costs import Costs
+from kvrelay.policies.prefill import PrefillCost, Work
 
 # A prefill of n tokens takes 1 + n/10 s; a block of 10 tokens is 10,000 bytes, a second on the
 # wire, which takes 0.25 s to begin; a load takes 0.5 s and a quarter of a second per block.
@@ -195,7 +197,7 @@ def stream(seed: int, load: float = 0.6) -> Trace:
     return paced(generate(TOOL_AGENT.scaled(0.03), seed), CLUSTER, load)
 
 
-@pytest.mark.parametrize("policy", ["always", "never", "min_tokens:2048"])
+@pytest.mark.parametrize("policy", ["always", "never", "min_tokens:2048", "cost"])
 def test_every_request_ends_once_and_every_token_is_somewhere(policy: str) -> None:
     trace = stream(1)
     agents = np.random.default_rng(1).integers(CLUSTER.num_agents, size=len(trace)).tolist()
@@ -232,15 +234,8 @@ def test_the_load_is_what_was_asked_for() -> None:
 def test_a_policy_that_learns_hears_of_every_step_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Step | Load] = []
 
-    class Listens(AlwaysRelay):
-        def observe(self, what: Step | Load) -> None:
-            heard.append(what)
-
-    def parse(text: str) -> RelayPolicy:
-        return Listens() if text == "listens" else parse_policy(text)
-
-    monkeypatch.setattr(simulate_module, "parse_policy", parse)
-    run(HANDOVER, [0, 1, 1], "listens")
+    monkeypatch.setattr(simulate_module, "teach", lambda _, what: heard.append(what))
+    run(HANDOVER, [0, 1, 1])
     assert heard == [
         Step(((0, 20),), 3.0),
         Load("nodes", 20_000, 20_000, 0, 3.25),
@@ -263,13 +258,43 @@ def test_a_load_that_was_given_up_is_told_with_what_it_has_brought(
     ]
 
 
+def test_what_a_cost_policy_is_told() -> None:
+    policy = CostPolicy(Costs(step_tokens=8192))
+    assert not policy.costs.is_sure_of_load(("nodes",), 10**6)
+    for number in range(1, 40):
+        teach(policy, Step(((0, 100 * number), (100, 50)), 0.1 + 0.001 * (100 * number + 50)))
+        teach(policy, Load("nodes", 10**6 * number, 10**6 * number, 0, 0.05 + 0.1 * number))
+    assert policy.costs.is_sure_of_prefill(Work.of(0, 2000))
+    assert policy.costs.prefill(Work.of(0, 2000)).p50_s == pytest.approx(2.1, rel=0.05)
+    assert policy.costs.load(("nodes",), 2 * 10**7).p50_s == pytest.approx(2.05, rel=0.05)
+    # Of half a load in as long as the whole was to take, the other half is as long again.
+    for _ in range(40):
+        teach(policy, Load("nodes", 2 * 10**7, 10**7, 0, 2.05))
+    assert policy.costs.load(("nodes",), 2 * 10**7).p50_s > 3.0
+    teach(parse_policy("always"), Step(((0, 1),), 1.0))
+
+
+def test_a_policy_that_learns_is_no_worse_than_the_better_fixed_rule() -> None:
+    slow = replace(CLUSTER, links=(parse_link("40mbit"),), load_deadline_s=60.0)
+    trace = stream(4)
+    agents = np.random.default_rng(4).integers(CLUSTER.num_agents, size=len(trace)).tolist()
+    mean_s = {
+        (policy, world.links[0].name): float(run(trace, agents, policy, world).ttft_s.mean())
+        for policy in ("always", "never", "cost")
+        for world in (CLUSTER, slow)
+    }
+    for link in ("1gbit", "40mbit"):
+        best_s = min(mean_s["always", link], mean_s["never", link])
+        assert mean_s["cost", link] <= 1.05 * best_s, mean_s
+
+
 @pytest.mark.slow
 def test_a_hundred_agents_on_twenty_nodes_take_less_than_a_minute() -> None:
     world = World(20, 100, (parse_link("1gbit"), parse_link("100mbit")))
     trace = paced(generate(TOOL_AGENT.scaled(20_000 / TOOL_AGENT.num_requests), 1), world, 0.6)
     agents = np.random.default_rng(1).integers(100, size=len(trace)).tolist()
     start_s = time.perf_counter()
-    for policy in ("always", "never", "min_tokens:256"):
+    for policy in ("always", "never", "min_tokens:256", "cost"):
         simulate(trace, world, policy, agents, 1)
     assert time.perf_counter() - start_s < 60
 
@@ -347,8 +372,8 @@ def test_a_cell_without_some_measure_is_compared_by_the_others() -> None:
 
 def test_options_are_checked(tmp_path: Path) -> None:
     assert parse_policies("always,never,always") == ("always", "never")
-    assert parse_policies("min_tokens:3, never") == ("min_tokens:3", "never")
-    for wrong in ("", "sometimes", "min_tokens:x", "always,"):
+    assert parse_policies("floor_and_queue:1024,8, never") == ("floor_and_queue:1024,8", "never")
+    for wrong in ("", "sometimes", "min_tokens:x", "always,", "floor_and_queue:1"):
         with pytest.raises(ConfigError, match="--policies"):
             parse_policies(wrong)
     world = run_simulate.parse_world(4, 2, "1gbit, 100mbit-5ms")
