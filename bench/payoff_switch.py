@@ -95,7 +95,7 @@ def run(seed: int, span_s: float, change_s: float, before_s: float, after_s: flo
 def _record(time_s: float, session: str, drawn: Assignment, ttft_s: float) -> dict[str, Any]:
     return {
         "time_s": time_s,
-        "session": session,
+        "session_id": session,
         "first_token_s": ttft_s,
         "prompt_tokens": _VIEW.prompt_tokens,
         "shared_prefix_fraction": _TOKENS / _VIEW.prompt_tokens,

@@ -39,7 +39,7 @@ class Observation:
 def observation(record: Mapping[str, Any]) -> Observation | None:
     """Read a decision record; None if its arm was not drawn or no first token came.
 
-    Reads `time_s`, `session` (else `request_id`), `first_token_s`, `prompt_tokens`,
+    Reads `time_s`, `session_id` (else `request_id`), `first_token_s`, `prompt_tokens`,
     `shared_prefix_fraction`, `found_place` (else `any`), and
     of `decision` `arm`, `propensity`, `relay_s`, `recompute_s` and `preferred`. Without
     `preferred` the policy is taken to have wanted the likelier arm.
@@ -57,7 +57,7 @@ def observation(record: Mapping[str, Any]) -> Observation | None:
         arm = Arm(decision["arm"])
         return Observation(
             time_s=_number(record, "time_s"),
-            session=str(record.get("session") or record["request_id"]),
+            session=str(record.get("session_id") or record["request_id"]),
             arm=arm,
             propensity=propensity,
             preferred=_preferred(decision.get("preferred"), arm, propensity),

@@ -79,7 +79,7 @@ def tail(
 
       kvrelay decisions tail --no-follow -n 100 --reason load_deadline --json
     """
-    where = _directory(directory)
+    where = log_directory(directory)
     wanted = _filter(agent, reason, arm, since, session)
     reader = DecisionReader(where)
     show = _show_json if as_json else _show_line
@@ -99,7 +99,7 @@ def tail(
                     show(row)
             shown.clear()
             time.sleep(_POLL_S)
-    _tell_skipped(reader)
+    tell_skipped(reader)
 
 
 @app.command()
@@ -121,7 +121,7 @@ def summary(
 
       kvrelay decisions summary --dir /var/log/kvrelay --json
     """
-    where = _directory(directory)
+    where = log_directory(directory)
     wanted = _filter(agent, reason, arm, since, session)
     reader = DecisionReader(where)
     groups = summarise(filter(wanted.matches, reader.rows(wanted.since_s)))
@@ -142,10 +142,10 @@ def summary(
         err.print(_nothing(where), highlight=False, soft_wrap=True)
     else:
         out.print(_table(groups, everything))
-    _tell_skipped(reader)
+    tell_skipped(reader)
 
 
-def _directory(given: Path | None) -> Path:
+def log_directory(given: Path | None) -> Path:
     """The log that is meant.
 
     Raises:
@@ -202,7 +202,8 @@ def _nothing(where: Path) -> str:
     )
 
 
-def _tell_skipped(reader: DecisionReader) -> None:
+def tell_skipped(reader: DecisionReader) -> None:
+    """Say what of the log could not be read, if anything."""
     if reader.skipped:
         err.print(
             f"skipped {reader.skipped}: torn lines, damaged files, or of another version",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from kvrelay.cluster.cli.console import err, out
+from kvrelay.cluster.cli.decisions import Directory, log_directory, tell_skipped
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.cluster.payoff_picture import draw
 from kvrelay.cluster.payoff_rows import Row, interval_text, make_row, saving_text, verdict_text
@@ -20,6 +21,8 @@ from kvrelay.policies.assignment import Switchback
 from kvrelay.policies.decision import Arm
 from kvrelay.policies.observation import Observation, in_block, observation
 from kvrelay.policies.payoff import ALPHA, Payoff
+from kvrelay.relay.decisions.reader import DecisionReader
+from kvrelay.relay.decisions.rows import to_record
 
 _COLOURS = {"pays": "green", "does not pay": "red", "not known yet": "dim"}
 _METHOD = """\
@@ -30,8 +33,8 @@ _ANY = "any"
 
 
 def payoff(
-    directory: Annotated[Path, typer.Option("--dir", help="decision log: a folder of *.jsonl")],
     *,
+    directory: Directory = None,
     preferred: Annotated[
         str, typer.Option(help="only requests for which the policy wanted `relay` or `recompute`")
     ] = _ANY,
@@ -50,9 +53,9 @@ def payoff(
 
     Examples:
 
-      kvrelay payoff --dir decisions
+      kvrelay payoff
 
-      kvrelay payoff --dir decisions --preferred relay --json payoff.json --picture payoff.svg
+      kvrelay payoff --preferred relay --json payoff.json --picture payoff.svg
 
       kvrelay payoff --dir decisions --switchback 7:120:30
     """
@@ -61,9 +64,12 @@ def payoff(
     if preferred not in (_ANY, *Arm):
         raise ConfigError(f"--preferred {preferred}: known are any, relay, recompute")
     plan = None if switchback is None else parse_switchback(switchback)
-    rows, counts = estimate(read_records(directory), preferred, 3600.0 * hours, plan)
+    where = log_directory(directory)
+    reader = DecisionReader(where)
+    rows, counts = estimate(map(to_record, reader.rows()), preferred, 3600.0 * hours, plan)
+    tell_skipped(reader)
     if not counts["counted"]:
-        raise ConfigError(_nothing(directory, counts))
+        raise ConfigError(_nothing(where, counts))
     method = _METHOD.format(clusters="session" if plan is None else "pair of blocks")
     _show(rows, counts, method)
     if json_file is not None:
@@ -76,7 +82,7 @@ def payoff(
 
 
 def estimate(
-    records: Iterable[tuple[str, Mapping[str, Any]]],
+    records: Iterable[Mapping[str, Any]],
     preferred: str,
     window_s: float,
     plan: Switchback | None = None,
@@ -84,7 +90,7 @@ def estimate(
     """Rows of the table, `all` first, and how many records were read, drawn, finished, counted.
 
     Args:
-        records: where each comes from, and the record; in any order.
+        records: in any order.
         preferred: `relay`, `recompute` or `any`.
 
     Raises:
@@ -92,12 +98,12 @@ def estimate(
     """
     counts: Counter[str] = Counter(dict.fromkeys(("read", "counted", "no_first_token"), 0))
     found: list[Observation] = []
-    for where, record in records:
+    for record in records:
         counts["read"] += 1
         try:
             seen = observation(record)
         except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"request {record.get('request_id')}: {error}") from None
         counts["no_first_token"] += record["first_token_s"] is None
         if seen is not None and plan is not None:
             seen = in_block(seen, plan)
@@ -108,31 +114,6 @@ def estimate(
         result.observe(seen)
     counts["counted"] = len(found)
     return [make_row(label, each) for label, each in result.snapshot().items()], counts
-
-
-def read_records(directory: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every record of a folder of *.jsonl, with its file and line.
-
-    A last line without an end is being written just now, and is left out.
-
-    Raises:
-        ConfigError: no such file, or a line is not a JSON object.
-    """
-    files = sorted(directory.glob("*.jsonl"))
-    if not files:
-        raise ConfigError(f"--dir {directory}: no *.jsonl there; name the decision log's folder")
-    for file in files:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith("\n"):
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    record = None
-                if not isinstance(record, dict):
-                    raise ConfigError(f"{file}:{number}: not a JSON object; remove the line")
-                yield f"{file}:{number}", record
 
 
 def parse_switchback(text: str) -> Switchback:
@@ -152,7 +133,7 @@ def parse_switchback(text: str) -> Switchback:
 
 def _nothing(directory: Path, counts: Mapping[str, int]) -> str:
     return (
-        f"--dir {directory}: of {counts['read']:,} records none tells what relay saves: "
+        f"{directory}: of {counts['read']:,} records none tells what relay saves: "
         "no arm was drawn, or no first token came; explore a share of sessions"
     )
 

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from kvrelay.cluster import cli
-from kvrelay.cluster.cli.payoff import estimate, parse_switchback, read_records
+from kvrelay.cluster.cli.payoff import estimate, parse_switchback
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.cluster.payoff_picture import draw
 from kvrelay.cluster.payoff_rows import make_row, verdict_text
 from kvrelay.policies.assignment import Switchback, assign
 from kvrelay.policies.confidence import NOTHING, Estimate
 from kvrelay.policies.decision import Arm
+from kvrelay.relay.decisions.rows import to_row
+from kvrelay.relay.record import SCHEMA_VERSION
 
 
 def records(count: int, share: float = 1.0, seed: int = 1) -> list[dict[str, Any]]:
@@ -31,8 +33,10 @@ def records(count: int, share: float = 1.0, seed: int = 1) -> list[dict[str, Any
         mean_s = relay_s if drawn.arm is Arm.RELAY else 0.5
         found.append(
             {
+                "request_id": f"cmpl-{i}",
+                "schema_version": SCHEMA_VERSION,
                 "time_s": 1_000.0 + i,
-                "session": f"s{i}",
+                "session_id": f"s{i}",
                 "first_token_s": mean_s * float(rng.lognormal(0.0, 0.2)),
                 "found_place": place,
                 "load_path": place if drawn.arm is Arm.RELAY else None,
@@ -51,8 +55,8 @@ def records(count: int, share: float = 1.0, seed: int = 1) -> list[dict[str, Any
 
 def write(folder: Path, found: list[dict[str, Any]]) -> None:
     half = len(found) // 2
-    for name, part in (("b.jsonl", found[:half]), ("a.jsonl", found[half:])):
-        (folder / name).write_text("".join(json.dumps(each) + "\n" for each in part))
+    for name, part in (("b--1--2.jsonl", found[:half]), ("a--1--1.jsonl", found[half:])):
+        (folder / name).write_text("".join(json.dumps(to_row(each)) + "\n" for each in part))
 
 
 def run(capsys, monkeypatch, *words: str) -> tuple[int, str, str]:  # type: ignore[no-untyped-def]
@@ -91,7 +95,7 @@ def test_nothing_drawn_is_said(tmp_path: Path, capsys, monkeypatch) -> None:  # 
         (["--picture", "x.png"], "only .svg"),
         (["--preferred", "both"], "any, relay, recompute"),
         (["--switchback", "1:60"], "SEED:BLOCK_S:BURN_IN_S"),
-        ([], "no *.jsonl"),
+        ([], "of 0 records none tells"),
     ],
 )
 def test_bad_input_is_one_line(words, said, tmp_path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -99,28 +103,19 @@ def test_bad_input_is_one_line(words, said, tmp_path, capsys, monkeypatch) -> No
     assert code == 2 and said in err and "Traceback" not in err
 
 
-def test_lines_are_read_but_for_one_that_is_being_written(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"x": 1}\n{"x": 2}\n{"x": ')
-    assert [record["x"] for _, record in read_records(tmp_path)] == [1, 2]
-    file.write_text('{"x": 1}\nbroken\n')
-    with pytest.raises(ConfigError, match=r"a\.jsonl:2: not a JSON object"):
-        list(read_records(tmp_path))
-
-
-def test_a_bad_record_is_named_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"a\.jsonl:7: a decision record without 'decision'"):
-        estimate([("a.jsonl:7", {})], "any", 1.0)
+def test_a_bad_record_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"request r7: a decision record without 'decision'"):
+        estimate([{"request_id": "r7"}], "any", 1.0)
 
 
 def test_order_of_records_does_not_matter() -> None:
-    found = [("f", record) for record in records(400)]
+    found = records(400)
     forward, _ = estimate(found, "any", 1e6)
     assert forward == estimate(found[::-1], "any", 1e6)[0]
 
 
 def test_only_what_the_policy_wanted() -> None:
-    found = [("f", record) for record in records(400, share=0.2)]
+    found = records(400, share=0.2)
     rows, counts = estimate(found, "recompute", 1e6)
     assert counts["counted"] == 0 and rows[0]["requests"] == 0
     assert estimate(found, "relay", 1e6)[1]["counted"] == 400
@@ -133,7 +128,7 @@ def test_blocks_are_read_from_the_same_log() -> None:
         arm = plan.arm(record["time_s"])
         record["decision"] |= {"arm": str(arm), "propensity": 0.5}
         record["first_token_s"] = 0.3 if arm is Arm.RELAY else 0.5
-    rows, counts = estimate([("f", record) for record in found], "any", 1e6, plan)
+    rows, counts = estimate(found, "any", 1e6, plan)
     assert counts["counted"] == pytest.approx(3200, abs=20)
     assert rows[0]["sessions"] == pytest.approx(200, abs=2)
     assert rows[0]["verdict"] == "pays"

@@ -14,7 +14,7 @@ def record(**changed: Any) -> dict[str, Any]:
     decision |= changed.pop("decision", {})
     plain = {
         "time_s": 100.0,
-        "session": "s",
+        "session_id": "s",
         "first_token_s": 0.2,
         "load_path": "nodes",
         "found_place": "nodes",
@@ -59,7 +59,7 @@ def test_what_the_policy_preferred(decision: dict[str, Any], preferred: Arm | No
 
 
 def test_a_request_without_session_stands_for_itself() -> None:
-    seen = observation(record(session=None, request_id="r-1"))
+    seen = observation(record(session_id=None, request_id="r-1"))
     assert seen is not None and seen.session == "r-1"
 
 
@@ -72,7 +72,7 @@ def test_a_request_without_session_stands_for_itself() -> None:
         ({"decision": {"relay_s": float("nan")}}, "relay_s"),
         ({"first_token_s": -1.0}, "first_token_s"),
         ({"time_s": None}, "another form"),
-        ({"session": None}, "request_id"),
+        ({"session_id": None}, "request_id"),
         ({"decision": None}, "another form"),
     ],
 )

@@ -21,7 +21,7 @@ def record(view: RelayView, time_s: float, decision: Decision, ttft_s: float) ->
     held = view.local_tokens + view.candidates[0].num_tokens
     return {
         "time_s": time_s,
-        "session": f"{time_s}",
+        "session_id": f"{time_s}",
         "first_token_s": ttft_s,
         "prompt_tokens": view.prompt_tokens,
         "shared_prefix_fraction": held / view.prompt_tokens,
