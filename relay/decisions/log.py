@@ -73,16 +73,20 @@ class DecisionLog:
     def _write(self, record: Mapping[str, Any]) -> None:
         try:
             self._segments.append(msgspec.json.encode(to_row(record)) + b"\n")
+        except OSError as error:
+            self._drop(
+                f"{error}; records are dropped until it can be written: make room there, or set "
+                "telemetry.decisions"
+            )
         except Exception as error:
-            self._lost += 1
-            now_s = time.monotonic()
-            if now_s - self._warned_s >= WARN_EVERY_S:
-                self._warned_s = now_s
-                logger.warning(
-                    "decision log: %s; records are dropped until it can be written: "
-                    "make room there, or set telemetry.decisions",
-                    error,
-                )
+            self._drop(f"a record cannot be written: {error!r}")
+
+    def _drop(self, why: str) -> None:
+        self._lost += 1
+        now_s = time.monotonic()
+        if now_s - self._warned_s >= WARN_EVERY_S:
+            self._warned_s = now_s
+            logger.warning("decision log: %s", why)
 
 
 def open_log(settings: RelaySettings) -> DecisionLog | None:

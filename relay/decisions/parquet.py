@@ -4,6 +4,7 @@ pyarrow is imported late: an engine needs it once its first file is full, the co
 where such files are. It parses and writes without Python's lock, so a scheduler does not wait.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ def convert(lines: Path, table: Path) -> None:
     draft = table.with_suffix(DRAFT)
     draft.touch(mode=0o600)
     pyarrow.parquet.write_table(rows, draft, compression="zstd")
+    with draft.open("rb") as file:
+        os.fsync(file)  # the lines go now
     draft.replace(table)
     lines.unlink()
 

@@ -15,6 +15,10 @@ def prompt_ids(seed: int, num_tokens: int) -> list[int]:
     return [chooser.randrange(1000, 40_000) for _ in range(num_tokens)]
 
 
+OPERATOR_TOKEN = "end to end"
+OPERATOR = {"X-Kvrelay-Operator": OPERATOR_TOKEN}
+
+
 def complete(
     client: OpenAI, agent: str, prompt: list[int], mode: str | None = None, **options: Any
 ) -> Any:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from calls import OPERATOR, OPERATOR_TOKEN
 from openai import OpenAI
 
 from kvrelay.cluster import preflight
 from kvrelay.cluster.session import Session
 
 MAX_MODEL_LEN = 8192
-OPERATOR_TOKEN = "end to end"
 CONFIG = {
     "models": {
         "demo": {
@@ -49,6 +49,8 @@ CONFIG = {
     ],
     "relay": {"capacity_bytes": "512MiB"},
     "operator": {"token_sha256": hashlib.sha256(OPERATOR_TOKEN.encode()).hexdigest()},
+    # Small, so that the decision log fills files: they become Parquet inside the engines.
+    "telemetry": {"decisions": {"max_bytes": "1MiB"}},
 }
 START_S = 420
 
@@ -120,7 +122,7 @@ def client(app: App) -> Iterator[OpenAI]:
 @pytest.fixture
 def operator(client: OpenAI) -> OpenAI:
     """The same client with the operator's token."""
-    return client.with_options(default_headers={"X-Kvrelay-Operator": OPERATOR_TOKEN})
+    return client.with_options(default_headers=OPERATOR)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

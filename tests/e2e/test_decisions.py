@@ -6,15 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
-from calls import complete, prompt_ids, record
+import pytest
+from calls import OPERATOR, complete, prompt_ids, record
 from openai import OpenAI
 
 
 def decisions(app: Any, answer: str) -> httpx.Response:
-    return httpx.get(f"{app.url}/kvrelay/decisions/{answer}", timeout=30, trust_env=False)
+    url = f"{app.url}/kvrelay/decisions/{answer}"
+    return httpx.get(url, headers=OPERATOR, timeout=30, trust_env=False)
+
+
+def test_only_operators_read_it(app: Any) -> None:
+    url = f"{app.url}/kvrelay/decisions/cmpl-1"
+    assert httpx.get(url, timeout=30, trust_env=False).status_code == 403
 
 
 def cli(app: Any, *words: str) -> subprocess.CompletedProcess[str]:
@@ -91,3 +99,21 @@ def test_the_summary_counts_what_was_asked(app: Any, client: OpenAI) -> None:
     answer = complete(client, "b", prompt_ids(64, 60), mode="recompute")
     assert decisions(app, answer.id).status_code == 200  # it is in the log then
     assert count("mode_recompute") == before + 1
+
+
+def test_records_are_found_once_their_file_is_full(
+    app: Any, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (session,) = app.sessions(monkeypatch)
+    directory = Path(session.decisions)
+    first = complete(client, "b", [7], max_tokens=1)
+    known = set(directory.glob("b--*.parquet"))
+    for _ in range(100):  # a sixteenth of the log's bytes is some 40 records
+        complete(client, "b", [7], max_tokens=1)
+        if set(directory.glob("b--*.parquet")) - known:
+            break
+    else:
+        pytest.fail(f"no file became full: {sorted(directory.iterdir())}")
+    (one,) = decisions(app, first.id).json()["data"]
+    assert one == record(first)
+    assert json.loads(cli(app, "summary", "--json").stdout)["skipped"] == 0

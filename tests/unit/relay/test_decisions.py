@@ -378,6 +378,17 @@ def test_what_cannot_be_written_is_counted(
     assert "telemetry.decisions" in caplog.text
 
 
+def test_a_record_that_is_no_json_is_counted(tmp_path: Path, logs: list[DecisionLog]) -> None:
+    log = DecisionLog(Segments(tmp_path, "reader--r1", KEEP_ALL))
+    logs.append(log)
+    log.offer(record(0) | {"strange": object()})
+    log.offer({})
+    log.offer(record(1))
+    log.close()
+    assert log.take_dropped() == 2
+    assert [row["time_s"] for row in rows_of(tmp_path)] == [1001.0]
+
+
 def test_a_failed_write_begins_a_new_file(tmp_path: Path) -> None:
     files = write(tmp_path, record(0))
 
@@ -416,7 +427,9 @@ def test_the_records_of_an_answer(tmp_path: Path, full: bool) -> None:
         "cmpl-10-0-0000abcd",
         "cmpl-1-1-0-00000001",
     ]
-    files = write(tmp_path, *(record(n, request_id=name) for n, name in enumerate(ids)))
+    records = [record(n, request_id=name) for n, name in enumerate(ids)]
+    records.append(record(8, session_id="cmpl-1", agent="cmpl-1"))  # names it, is not of it
+    files = write(tmp_path, *records)
     write(tmp_path, record(9, request_id="cmpl-1-0-11111111"), writer="other--r1").close()
     if full:
         files._finish()
