@@ -40,6 +40,11 @@ class RelayRecord:
         load_wait_s: from handing the load over to its first copy.
         copy_s: from the first copy to the last block verified.
         load_s: from the look-up to the load's report.
+        deadline_s: after how long the load would have been given up; 0 if none was planned.
+        first_token_s: from the decision to the first token, which is what it predicts; None
+            without one.
+        shared_prefix_fraction: of the prompt, what the engine had and what could be had for it;
+            None if nobody looked.
         overhead: the engine's cost of relay so far, see `WorkerCost`, plus `scheduler_s`.
     """
 
@@ -69,6 +74,9 @@ class RelayRecord:
     load_wait_s: float = 0.0
     copy_s: float = 0.0
     load_s: float = 0.0
+    deadline_s: float = 0.0
+    first_token_s: float | None = None
+    shared_prefix_fraction: float | None = None
     overhead: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

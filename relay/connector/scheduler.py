@@ -9,15 +9,16 @@ finished request's blocks stay whole until they are read, without delaying the r
 """
 
 import logging
+import random
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvrelay.policies import Arm, Candidate, Reason, RelayView, parse_policy
+from kvrelay.policies import Arm, Costs, Reason, parse_policy
 from kvrelay.policies.decision import Decision, recompute
 from kvrelay.relay import index
 from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.client import StoreLink
+from kvrelay.relay.connector.calibration import calibration_of
 from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
 from kvrelay.relay.connector.identity import AdapterDigests
 from kvrelay.relay.connector.metadata import (
@@ -31,10 +32,14 @@ from kvrelay.relay.connector.metadata import (
 from kvrelay.relay.connector.request import (
     LeasedMatch,
     Tracked,
+    load_deadline_s,
+    load_job,
     multimodal_extras,
     requested_mode,
     unsupported_request,
 )
+from kvrelay.relay.connector.steps import Steps
+from kvrelay.relay.connector.view import candidates, relay_view
 from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
 from kvrelay.relay.protocol import FetchEnded
 from kvrelay.relay.record import RelayRecord
@@ -59,19 +64,30 @@ class SchedulerHalf:
         fingerprint: bytes,
         block_tokens: int,
         link: StoreLink,
+        *,
         saves_generated: bool = True,
+        step_tokens: int = 2048,
     ) -> None:
-        """`saves_generated` is False where accepted tokens may not be what was computed."""
+        """Start.
+
+        Args:
+            saves_generated: False where accepted tokens may not be what was computed.
+            step_tokens: most tokens that the engine computes in a step.
+        """
         self.breaker = Breaker()
         self.cost = StepCost()
         self._settings = settings
-        self._policy = parse_policy(settings.policy)
+        self._policy = parse_policy(
+            settings.policy, Costs(step_tokens), settings.exploration, settings.queue_weight
+        )
+        self._calibration = calibration_of(self._policy, fingerprint)
         self._fingerprint = fingerprint
         self._block_tokens = block_tokens
         self._link = link
         self._saves_generated = saves_generated
         self._adapters = AdapterDigests()
         self._tracked: dict[str, Tracked] = {}
+        self._steps = Steps(self._tracked)
         self._loading: dict[str, Tracked] = {}
         self._loads: list[LoadJob] = []
         self._saves: list[SaveJob] = []
@@ -134,7 +150,7 @@ class SchedulerHalf:
         # vLLM parks the request now, so whatever happens here, the worker must report it.
         count = -(-num_external_tokens // self._block_tokens)
         try:
-            job = self._load_job(tracked, block_ids[-count:])
+            job = load_job(tracked, block_ids[-count:])
         except Exception:
             unread = tuple(LoadBlock(block_id, 0, 0, b"", b"") for block_id in block_ids[-count:])
             job = LoadJob(request.request_id, b"", 0, unread)
@@ -150,6 +166,7 @@ class SchedulerHalf:
 
     def build_connector_meta(self, output: "SchedulerOutput") -> RelayMetadata:
         """Everything the worker half has to do in this step."""
+        self._begin_step(output)
         self._plan_saves(output)
         metadata = RelayMetadata(
             self._loads, self._saves, self._cancelled, output.total_num_scheduled_tokens > 0
@@ -157,6 +174,17 @@ class SchedulerHalf:
         self._loads, self._saves, self._cancelled = [], [], set()
         self.cost.end_step()
         return metadata
+
+    @guarded(lambda: None)
+    def _begin_step(self, output: "SchedulerOutput") -> None:
+        self._steps.begin(output)
+
+    @guarded(lambda: None)
+    def step_ended(self) -> None:
+        """vLLM has taken in what a step has brought."""
+        step = self._steps.end()
+        if self._calibration is not None:
+            self._calibration.step_ended(step)
 
     @guarded(lambda: None)
     def update_connector_output(self, output: "KVConnectorOutput") -> None:
@@ -175,6 +203,8 @@ class SchedulerHalf:
             if tracked.outcome is None:
                 tracked.outcome = outcome
                 tracked.load_s = time.perf_counter() - tracked.decided_s
+                if self._calibration is not None:
+                    self._calibration.load_ended(tracked, outcome, self._steps.computed)
             tracked.release_plan()
             self._corrupt.update(outcome.corrupt_keys)
             if outcome.failure is not None:
@@ -188,6 +218,7 @@ class SchedulerHalf:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None
+        tracked.see_output(time.perf_counter())
         if tracked.loading:
             # vLLM keeps its blocks until the worker reports the load; so do the leases.
             self._cancelled.add(request.request_id)
@@ -214,6 +245,8 @@ class SchedulerHalf:
         """Let go of the store."""
         for tracked in [*self._tracked.values(), *self._loading.values()]:
             tracked.plan = None
+        if self._calibration is not None:
+            self._calibration.close()
         self._adapters.close()
         self._link.close()
 
@@ -238,6 +271,10 @@ class SchedulerHalf:
             num_local,
             request.num_tokens - 1,
         )
+        if not tracked.admitted:
+            tracked.shared_tokens = found.num_tokens if found is not None else num_local
+            tracked.candidate, tracked.deadline_s = None, 0.0
+            tracked.steps_before = self._steps.computed
         if found is None or found.num_tokens <= num_local:
             return recompute(Reason.LOCAL_HIT if num_local else Reason.NO_SOURCE)
         if len(self._loading) >= self._settings.max_loads_in_flight:
@@ -246,27 +283,28 @@ class SchedulerHalf:
         plans: dict[int, Match] = {}
         for plan in found.parts(num_local, self._block_tokens):
             plans.setdefault(plan.num_tokens - num_local, plan)
-        view = RelayView(
-            prompt_tokens=request.num_tokens,
-            local_tokens=num_local,
-            candidates=tuple(
-                Candidate(plan.place, num_tokens, len(plan.headers) * slot_bytes)
-                for num_tokens, plan in plans.items()
-            ),
-            requests_waiting=sum(not other.admitted for other in self._tracked.values()),
-            requests_running=sum(other.admitted for other in self._tracked.values()),
-            loads_in_flight=len(self._loading),
-            bytes_in_flight=slot_bytes
-            * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
+        loading = self._loading.values()
+        offered = candidates(plans, slot_bytes, loading)
+        decision = self._policy.decide(
+            relay_view(
+                tracked,
+                num_local,
+                offered,
+                others=self._tracked.values(),
+                loading=loading,
+                running=self._steps.work,
+                draw=random.random(),
+            )
         )
-        decision = self._policy.decide(view)
         if decision.arm is not Arm.RELAY:
             return decision
         if decision.num_tokens not in plans:
             raise RuntimeError(f"{self._policy.name} asks for {decision.num_tokens} tokens")
         chosen = plans[decision.num_tokens]
+        tracked.candidate = next(c for c in offered if c.num_tokens == decision.num_tokens)
         now_ns = time.monotonic_ns()
-        until_ns = now_ns + int(self._settings.load_deadline_s * 1e9) + LEASE_GRACE_NS
+        tracked.deadline_s = load_deadline_s(decision, self._settings)
+        until_ns = now_ns + int(tracked.deadline_s * 1e9) + LEASE_GRACE_NS
         for depth, header in enumerate(chosen.local):
             attachment.leases.take(header.slot, until_ns)
             # Deeper blocks count as older, so that eviction never takes a parent first.
@@ -276,27 +314,6 @@ class SchedulerHalf:
             tracked.release_plan()  # evicted between look-up and lease
             return recompute(Reason.LOAD_EVICTED)
         return decision
-
-    def _load_job(self, tracked: Tracked, block_ids: Sequence[int]) -> LoadJob:
-        plan = tracked.plan
-        if plan is None:
-            raise RuntimeError("vLLM loads tokens that were not offered")
-        absent = plan.match.absent
-        blocks = tuple(
-            LoadBlock(
-                block_id,
-                None if number in absent else header.slot,
-                header.state,
-                header.checksum,
-                header.key,
-            )
-            for number, (block_id, header) in enumerate(
-                zip(block_ids, plan.match.headers, strict=True)
-            )
-        )
-        deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
-        incarnation = plan.attachment.slab.incarnation
-        return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks)
 
     def _chain(self, tracked: Tracked) -> BlockChain | None:
         if tracked.chain is None:
@@ -449,6 +466,9 @@ class SchedulerHalf:
             load_wait_s=outcome.wait_s if outcome else 0.0,
             copy_s=outcome.copy_s if outcome else 0.0,
             load_s=tracked.load_s,
+            deadline_s=tracked.deadline_s,
+            first_token_s=tracked.first_token_s,
+            shared_prefix_fraction=tracked.shared_prefix_fraction,
             overhead={
                 "scheduler_s": self.cost.total_s,
                 "scheduler_worst_step_s": self.cost.worst_step_s,
