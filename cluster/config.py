@@ -189,9 +189,16 @@ class RelayConfig(_Strict):
         encoded_bytes: memory of each node's store, besides, for blocks that `capacity_bytes` has
             no room for: a quarter shorter, and slower to load. None by default: whoever has sized
             a machine or a container for the one must not find it full hours later.
-        policy: `always`, `never`, `min_tokens:N`, or `similarity:0.85,0.90`, which goes by the
-            cosine of `embedding_model`: for KV on this node, and on others.
+        policy: `always`, `never`, `min_tokens:N`, `floor_and_queue:N,LOADS`, `cost`: what measured
+            costs of this engine say is cheaper; or `similarity:0.85,0.90`, which goes by the cosine
+            of `embedding_model`: for KV on this node, and on others.
+        exploration: share of its decisions that `cost` leaves to chance, to notice when costs
+            change; while it knows too little, more. 0: none.
+        queue_weight: what a second that a request behind waits weighs for `cost`, against one
+            of the request's own.
         load_deadline_s: a load that takes longer is given up and recomputed.
+        load_patience: with `cost` a load is given up earlier, after so many times what it is
+            predicted to take at most, but no earlier than after 2 seconds.
         max_loads_in_flight: concurrent loads per engine; beyond it requests recompute.
         transport: between nodes, `nixl` or `plasma`; by default what proves fastest.
         codec: between nodes, `raw`, `lz4` or `split`; by default what proves fastest.
@@ -206,7 +213,10 @@ class RelayConfig(_Strict):
     capacity_bytes: ByteSize = 2 * 2**30
     encoded_bytes: ByteSizeOrNone = 0
     policy: PolicyName = "always"
+    exploration: float = Field(default=0.01, ge=0, le=0.5)
+    queue_weight: float = Field(default=0.5, ge=0)
     load_deadline_s: float = Field(default=2.0, gt=0)
+    load_patience: float = Field(default=3.0, ge=1)
     max_loads_in_flight: int = Field(default=8, ge=1)
     transport: Literal["nixl", "plasma"] | None = None
     codec: Literal["raw", "lz4", "split"] | None = None
@@ -223,9 +233,12 @@ class RelayConfig(_Strict):
         """The connector's settings for one agent, without the node's store address."""
         return RelaySettings(
             policy=self.policy,
+            exploration=self.exploration,
+            queue_weight=self.queue_weight,
             capacity_bytes=self.capacity_bytes,
             encoded_bytes=self.encoded_bytes,
             load_deadline_s=self.load_deadline_s,
+            load_patience=self.load_patience,
             max_loads_in_flight=self.max_loads_in_flight,
             transport=self.transport,
             codec=self.codec,

@@ -23,7 +23,7 @@ class Candidate:
         num_tokens: reusable tokens beyond the local hit.
         num_bytes: bytes that have to be moved for them.
         absent_bytes: how many of those are not in the arena.
-        bytes_ahead: of loads under way that come from the same place.
+        bytes_ahead: what loads under way bring from the same place.
     """
 
     place: str
@@ -31,6 +31,11 @@ class Candidate:
     num_bytes: int
     absent_bytes: int = 0
     bytes_ahead: int = 0
+
+    @property
+    def place_bytes(self) -> int:
+        """What comes from `place`: the arena's part is copied while the rest is on its way."""
+        return self.absent_bytes or self.num_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ probabilities are in the record.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvrelay.policies.base import Candidate, RelayPolicy, RelayView
+from kvrelay.policies.base import RelayPolicy, RelayView
 from kvrelay.policies.costs import Costs
 from kvrelay.policies.decision import Arm, Decision, Reason
 from kvrelay.policies.forecast import Forecast
@@ -112,7 +112,7 @@ class CostPolicy(RelayPolicy):
         for candidate in view.candidates:
             there = view.local_tokens + candidate.num_tokens
             rest = Work.of(there, view.prompt_tokens - there)
-            way, num_bytes = (candidate.place,), _bytes_on_the_way(candidate)
+            way, num_bytes = (candidate.place,), candidate.place_bytes
             load = costs.load(way, num_bytes, candidate.bytes_ahead)
             prefill = costs.prefill(rest, view.beside)
             priced = queue.certain().or_later(step.certain() + load) + prefill
@@ -133,11 +133,6 @@ class CostPolicy(RelayPolicy):
         if not behind:
             return 0.0
         return self._queue_weight * behind * self.costs.prefill(work, view.beside).p50_s
-
-
-def _bytes_on_the_way(candidate: Candidate) -> int:
-    """What is in the arena already is copied while the rest comes."""
-    return candidate.absent_bytes or candidate.num_bytes
 
 
 def _reason(chosen: Arm, explored: bool, is_sure: bool) -> Reason:

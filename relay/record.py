@@ -50,6 +50,11 @@ class RelayRecord:
         minhash_jaccard, embedding_cosine: how much its prompt is like the most similar recent one,
             0 to 1; None if that was not measured. They license nothing.
         similarity_band: of the cosine if there is one, else of the index: `high`, `mid`, `low`.
+        deadline_s: after how long the load would have been given up; 0 if none was planned.
+        first_token_s: from the decision to the first token, which is what it predicts; None
+            without one.
+        shared_prefix_fraction: of the prompt, what the engine had and what could be had for it;
+            None if nobody looked.
         overhead: the engine's cost of relay so far, see `WorkerCost`, plus `scheduler_s`.
         request_id: the engine's: that of the answer and what vLLM adds, see
             `decisions.rows.response_id`.
@@ -93,6 +98,9 @@ class RelayRecord:
     minhash_jaccard: float | None = None
     embedding_cosine: float | None = None
     similarity_band: str | None = None
+    deadline_s: float = 0.0
+    first_token_s: float | None = None
+    shared_prefix_fraction: float | None = None
     overhead: dict[str, float] = field(default_factory=dict)
     request_id: str = ""
     time_s: float = 0.0

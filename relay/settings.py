@@ -18,7 +18,10 @@ class RelaySettings:
             no room for is evicted. Used by whoever starts the store.
         transport, codec: how stores read from other nodes, such as `nixl` or `plasma`, `raw`
             or `split`; None takes what has proved fastest; used by whoever starts the store.
+        exploration, queue_weight: of the policy `cost`, see `CostPolicy`.
         load_deadline_s: a load that takes longer is given up and recomputed; > 0.
+        load_patience: a load of the policy `cost` is given up, if that is earlier, after so many
+            times what it is predicted to take at most; >= 1.
         max_loads_in_flight: concurrent loads of an engine; further requests recompute; >= 1.
         max_held_fraction: share of the engine's KV blocks that saves may hold; in (0, 1].
         agent: the agent's name, for the record.
@@ -29,11 +32,14 @@ class RelaySettings:
 
     store: str | None = None
     policy: str = "always"
+    exploration: float = 0.01
+    queue_weight: float = 0.5
     capacity_bytes: int = 2 << 30
     encoded_bytes: int = 0
     transport: str | None = None
     codec: str | None = None
     load_deadline_s: float = 2.0
+    load_patience: float = 3.0
     max_loads_in_flight: int = 8
     max_held_fraction: float = 0.5
     agent: str = ""
@@ -42,9 +48,11 @@ class RelaySettings:
     decisions_bytes: int = 0
 
     def __post_init__(self) -> None:
-        parse_policy(self.policy)
+        parse_policy(self.policy, None, self.exploration, self.queue_weight)
         if self.load_deadline_s <= 0:
             raise ValueError(f"load_deadline_s must be positive, got {self.load_deadline_s}")
+        if self.load_patience < 1:
+            raise ValueError(f"load_patience must be >= 1, got {self.load_patience}")
         if self.max_loads_in_flight < 1:
             raise ValueError(f"max_loads_in_flight must be >= 1, got {self.max_loads_in_flight}")
         if not 0 < self.max_held_fraction <= 1:

@@ -95,6 +95,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
                 block_tokens,
                 link,
                 saves_generated=vllm_config.speculative_config is None,
+                step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
             )
         if not link.wait(FIRST_ATTACH_S):
             logger.warning("no store answers at '%s'; relay starts when one does", store)
@@ -156,7 +157,11 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
     # Metrics
 
     def get_kv_connector_stats(self) -> RelayStats | None:
-        """What requests have become since the last step; only the scheduler half knows."""
+        """What requests have become since the last step; only the scheduler half knows.
+
+        vLLM asks at the end of every step, which the scheduler half takes as such.
+        """
+        self._scheduler.step_ended()
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, RelayStats()

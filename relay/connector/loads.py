@@ -30,6 +30,7 @@ class _Load:
     arrived_s: float
     is_remote: bool
     started_s: float | None = None
+    ended_s: float | None = None  # of the last copy, or the last news of a fetch
     copying: int = 0
     fetched: FetchEnded | None = None
     loaded: set[int] = field(default_factory=set)
@@ -165,6 +166,7 @@ class Loads:
             load = next((load for load in self._active if load.number == number), None)
             if load is not None:
                 load.fetched = ended
+                load.ended_s = time.perf_counter()
                 if load.absent and load.failure is None:
                     load.shortfall = _reason(ended.failure)
             self._lock.notify_all()
@@ -207,6 +209,7 @@ class Loads:
             failure = Reason.LOAD_FAULT
         with self._lock:
             load.copying -= 1
+            load.ended_s = time.perf_counter()
             if failure is None:
                 load.loaded.add(number)
             else:
@@ -235,14 +238,14 @@ class Loads:
         failure = load.failure or load.shortfall
         if load.job.discards:
             num_loaded, failure = 0, failure or Reason.MODE_DISCARD
-        now_s = time.perf_counter()
-        started_s = now_s if load.started_s is None else load.started_s
+        ended_s = time.perf_counter() if failure or load.ended_s is None else load.ended_s
+        started_s = ended_s if load.started_s is None else load.started_s
         outcome = LoadOutcome(
             request_id=load.job.request_id,
             num_loaded=num_loaded,
             num_bytes=len(load.loaded) * self._blocks.slot_bytes,
             wait_s=started_s - load.arrived_s,
-            copy_s=now_s - started_s,
+            copy_s=ended_s - started_s,
             failure=failure,
             corrupt_keys=tuple(load.corrupt),
             fetched=load.fetched,

@@ -52,6 +52,9 @@ class OffHalf:
     def update_connector_output(self, output: "KVConnectorOutput") -> None:
         """The worker has nothing to report."""
 
+    def step_ended(self) -> None:
+        """Nothing is measured."""
+
     def request_finished(self, request: "Request", block_ids: list[int]) -> dict[str, Any]:
         """The record: everything beyond the local hit was computed here, and why."""
         local = self._local_tokens.pop(request.request_id, 0)

@@ -1,5 +1,6 @@
 """One request as the scheduler half sees it."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +11,16 @@ from kvrelay.policies.decision import recompute
 from kvrelay.policies.modes import Mode
 from kvrelay.relay.blocks import BlockChain, Match
 from kvrelay.relay.client import Attachment
-from kvrelay.relay.connector.metadata import LoadOutcome
+from kvrelay.relay.connector.metadata import LoadBlock, LoadJob, LoadOutcome
 from kvrelay.relay.keys import digest_fields
 from kvrelay.relay.labels import Labels
+from kvrelay.relay.settings import RelaySettings
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+# No prediction makes a load give up earlier: engines hand loads over between their steps.
+DEADLINE_FLOOR_S = 2.0
 
 
 @dataclass(slots=True)
@@ -47,6 +52,11 @@ class Tracked:
         next_save: first block that has not been offered to the store.
         found: all that is held beyond the local hit; None if nothing is, or nobody has looked.
         advised_tokens: how many of those tokens the policy would relay.
+        candidate: what is being loaded, as the policy saw it.
+        shared_tokens: those that are cached here or can be had; None if nobody looked.
+        deadline_s: after how long its load is given up.
+        steps_before: steps that the engine had computed at the decision.
+        first_token_s: from the decision to the first token; None before.
     """
 
     request: "Request"
@@ -67,6 +77,11 @@ class Tracked:
     local_tokens: int = 0
     planned_tokens: int = 0
     tail_tokens: int = 0
+    candidate: Candidate | None = None
+    shared_tokens: int | None = None
+    steps_before: int = 0
+    deadline_s: float = 0.0
+    first_token_s: float | None = None
     outcome: LoadOutcome | None = None
     decided_s: float = 0.0
     lookup_s: float = 0.0
@@ -77,11 +92,54 @@ class Tracked:
         if not self.admitted:
             self.found, self.advised_tokens = found, advised_tokens
 
+    def see_output(self, now_s: float) -> None:
+        """Note when the first token has come, from the decision on."""
+        if self.first_token_s is None and self.request.num_output_tokens:
+            self.first_token_s = now_s - self.decided_s
+
+    @property
+    def shared_prefix_fraction(self) -> float | None:
+        """Of the prompt, what the engine had and what could be had; None if nobody looked."""
+        if self.shared_tokens is None:
+            return None
+        return float(self.shared_tokens / self.request.num_prompt_tokens)
+
     def release_plan(self) -> None:
         """Give back leases, if any."""
         plan, self.plan = self.plan, None
         if plan is not None:
             plan.release()
+
+
+def load_deadline_s(decision: Decision, settings: RelaySettings) -> float:
+    """After how long a load is given up: what it is predicted to take, times a patience, if that
+    is less than the setting."""
+    if decision.load_p95_s is None:
+        return settings.load_deadline_s
+    patience_s = max(DEADLINE_FLOOR_S, settings.load_patience * decision.load_p95_s)
+    return min(settings.load_deadline_s, patience_s)
+
+
+def load_job(tracked: Tracked, block_ids: Sequence[int]) -> LoadJob:
+    """The job that loads what is leased for a request into these engine blocks."""
+    plan = tracked.plan
+    if plan is None:
+        raise RuntimeError("vLLM loads tokens that were not offered")
+    absent = plan.match.absent
+    blocks = tuple(
+        LoadBlock(
+            block_id,
+            None if number in absent else header.slot,
+            header.state,
+            header.checksum,
+            header.key,
+        )
+        for number, (block_id, header) in enumerate(zip(block_ids, plan.match.headers, strict=True))
+    )
+    deadline_ns = time.monotonic_ns() + int(tracked.deadline_s * 1e9)
+    incarnation = plan.attachment.slab.incarnation
+    discards = tracked.mode is Mode.PULL_AND_DISCARD
+    return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks, discards)
 
 
 def unsupported_request(request: "Request") -> bool:

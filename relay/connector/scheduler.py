@@ -10,15 +10,15 @@ finished request's blocks stay whole until they are read, without delaying the r
 
 import logging
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvrelay.policies import Arm, Candidate, Reason, RelayView, parse_policy
+from kvrelay.policies import Arm, Candidate, Costs, Reason, parse_policy
 from kvrelay.policies.decision import Decision, recompute
 from kvrelay.policies.modes import Mode, decide_in_mode
 from kvrelay.relay import index
 from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.client import StoreLink
+from kvrelay.relay.connector.calibration import calibration_of
 from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
 from kvrelay.relay.connector.identity import AdapterDigests
 from kvrelay.relay.connector.metadata import (
@@ -29,17 +29,21 @@ from kvrelay.relay.connector.metadata import (
     WorkerCost,
     WorkerReport,
 )
+from kvrelay.relay.connector.reporting import record_of
 from kvrelay.relay.connector.request import (
     LeasedMatch,
     Tracked,
     correct_prefill_stats,
+    load_deadline_s,
+    load_job,
     multimodal_extras,
     requested_mode,
     unsupported_request,
 )
+from kvrelay.relay.connector.steps import Steps
+from kvrelay.relay.connector.view import candidates, draw_for, relay_view
 from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
 from kvrelay.relay.labels import Labels
-from kvrelay.relay.protocol import FetchEnded
 from kvrelay.relay.record import RelayRecord
 from kvrelay.relay.settings import RelaySettings
 
@@ -62,19 +66,30 @@ class SchedulerHalf:
         fingerprint: bytes,
         block_tokens: int,
         link: StoreLink,
+        *,
         saves_generated: bool = True,
+        step_tokens: int = 2048,
     ) -> None:
-        """`saves_generated` is False where accepted tokens may not be what was computed."""
+        """Start.
+
+        Args:
+            saves_generated: False where accepted tokens may not be what was computed.
+            step_tokens: most tokens that the engine computes in a step.
+        """
         self.breaker = Breaker()
         self.cost = StepCost()
         self._settings = settings
-        self._policy = parse_policy(settings.policy)
+        self._policy = parse_policy(
+            settings.policy, Costs(step_tokens), settings.exploration, settings.queue_weight
+        )
+        self._calibration = calibration_of(self._policy, fingerprint)
         self._fingerprint = fingerprint
         self._block_tokens = block_tokens
         self._link = link
         self._saves_generated = saves_generated
         self._adapters = AdapterDigests()
         self._tracked: dict[str, Tracked] = {}
+        self._steps = Steps(self._tracked)
         self._loading: dict[str, Tracked] = {}
         self._loads: list[LoadJob] = []
         self._saves: list[SaveJob] = []
@@ -139,7 +154,7 @@ class SchedulerHalf:
         # vLLM parks the request now, so whatever happens here, the worker must report it.
         count = -(-num_external_tokens // self._block_tokens)
         try:
-            job = self._load_job(tracked, block_ids[-count:])
+            job = load_job(tracked, block_ids[-count:])
         except Exception:
             unread = tuple(LoadBlock(block_id, 0, 0, b"", b"") for block_id in block_ids[-count:])
             job = LoadJob(request.request_id, b"", 0, unread)
@@ -155,6 +170,7 @@ class SchedulerHalf:
 
     def build_connector_meta(self, output: "SchedulerOutput") -> RelayMetadata:
         """Everything the worker half has to do in this step."""
+        self._begin_step(output)
         self._plan_saves(output)
         metadata = RelayMetadata(
             self._loads, self._saves, self._cancelled, output.total_num_scheduled_tokens > 0
@@ -162,6 +178,17 @@ class SchedulerHalf:
         self._loads, self._saves, self._cancelled = [], [], set()
         self.cost.end_step()
         return metadata
+
+    @guarded(lambda: None)
+    def _begin_step(self, output: "SchedulerOutput") -> None:
+        self._steps.begin(output)
+
+    @guarded(lambda: None)
+    def step_ended(self) -> None:
+        """vLLM has taken in what a step has brought."""
+        step = self._steps.end()
+        if self._calibration is not None:
+            self._calibration.step_ended(step)
 
     @guarded(lambda: None)
     def update_connector_output(self, output: "KVConnectorOutput") -> None:
@@ -180,6 +207,8 @@ class SchedulerHalf:
             if tracked.outcome is None:
                 tracked.outcome = outcome
                 tracked.load_s = time.perf_counter() - tracked.decided_s
+                if self._calibration is not None:
+                    self._calibration.load_ended(tracked, outcome, self._steps.computed)
             tracked.release_plan()
             self._corrupt.update(outcome.corrupt_keys)
             if outcome.failure is not None:
@@ -195,6 +224,7 @@ class SchedulerHalf:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None
+        tracked.see_output(time.perf_counter())
         if tracked.loading:
             # vLLM keeps its blocks until the worker reports the load; so do the leases.
             self._cancelled.add(request.request_id)
@@ -221,6 +251,8 @@ class SchedulerHalf:
         """Let go of the store."""
         for tracked in [*self._tracked.values(), *self._loading.values()]:
             tracked.plan = None
+        if self._calibration is not None:
+            self._calibration.close()
         self._adapters.close()
         self._link.close()
 
@@ -245,6 +277,10 @@ class SchedulerHalf:
             num_local,
             request.num_tokens - 1,
         )
+        if not tracked.admitted:
+            tracked.shared_tokens = found.num_tokens if found is not None else num_local
+            tracked.candidate, tracked.deadline_s = None, 0.0
+            tracked.steps_before = self._steps.computed
         if found is None or found.num_tokens <= num_local:
             return recompute(Reason.LOCAL_HIT if num_local else Reason.NO_SOURCE)
         slot_bytes = attachment.slab.geometry.slot_bytes
@@ -255,30 +291,30 @@ class SchedulerHalf:
         plans: dict[int, Match] = {}
         for plan in found.parts(num_local, self._block_tokens):
             plans.setdefault(plan.num_tokens - num_local, plan)
-        view = RelayView(
-            prompt_tokens=request.num_tokens,
-            local_tokens=num_local,
-            candidates=tuple(
-                Candidate(plan.place, num_tokens, len(plan.headers) * slot_bytes)
-                for num_tokens, plan in plans.items()
-            ),
-            requests_waiting=sum(not other.admitted for other in self._tracked.values()),
-            requests_running=sum(other.admitted for other in self._tracked.values()),
-            loads_in_flight=len(self._loading),
-            bytes_in_flight=slot_bytes
-            * sum(len(other.plan.match.headers) for other in self._loading.values() if other.plan),
-            similarity=tracked.labels.embedding_cosine,
+        loading = self._loading.values()
+        offered = candidates(plans, slot_bytes, loading)
+        advice = self._policy.decide(
+            relay_view(
+                tracked,
+                num_local,
+                offered,
+                others=self._tracked.values(),
+                loading=loading,
+                running=self._steps.work,
+                draw=draw_for(request.session_id, self._fingerprint),
+            )
         )
-        advice = self._policy.decide(view)
         tracked.note(tracked.found, advice.num_tokens)
-        decision = decide_in_mode(tracked.mode, advice, view.candidates[0])
+        decision = decide_in_mode(tracked.mode, advice, offered[0])
         if decision.arm is not Arm.RELAY:
             return decision
         if decision.num_tokens not in plans:
             raise RuntimeError(f"{self._policy.name} asks for {decision.num_tokens} tokens")
         chosen = plans[decision.num_tokens]
+        tracked.candidate = next(c for c in offered if c.num_tokens == decision.num_tokens)
         now_ns = time.monotonic_ns()
-        until_ns = now_ns + int(self._settings.load_deadline_s * 1e9) + LEASE_GRACE_NS
+        tracked.deadline_s = load_deadline_s(decision, self._settings)
+        until_ns = now_ns + int(tracked.deadline_s * 1e9) + LEASE_GRACE_NS
         for depth, header in enumerate(chosen.local):
             attachment.leases.take(header.slot, until_ns)
             # Deeper blocks count as older, so that eviction never takes a parent first.
@@ -288,28 +324,6 @@ class SchedulerHalf:
             tracked.release_plan()  # evicted between look-up and lease
             return recompute(Reason.LOAD_EVICTED)
         return decision
-
-    def _load_job(self, tracked: Tracked, block_ids: Sequence[int]) -> LoadJob:
-        plan = tracked.plan
-        if plan is None:
-            raise RuntimeError("vLLM loads tokens that were not offered")
-        absent = plan.match.absent
-        blocks = tuple(
-            LoadBlock(
-                block_id,
-                None if number in absent else header.slot,
-                header.state,
-                header.checksum,
-                header.key,
-            )
-            for number, (block_id, header) in enumerate(
-                zip(block_ids, plan.match.headers, strict=True)
-            )
-        )
-        deadline_ns = time.monotonic_ns() + int(self._settings.load_deadline_s * 1e9)
-        incarnation = plan.attachment.slab.incarnation
-        discards = tracked.mode is Mode.PULL_AND_DISCARD
-        return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks, discards)
 
     def _chain(self, tracked: Tracked) -> BlockChain | None:
         if tracked.chain is None:
@@ -419,74 +433,17 @@ class SchedulerHalf:
     # Reporting
 
     def _record(self, tracked: Tracked) -> RelayRecord:
-        request, outcome = tracked.request, tracked.outcome
-        prompt = request.num_prompt_tokens
-        relayed = tail = num_bytes = 0
-        reason = tracked.decision.reason
-        if tracked.decision.arm is Arm.RELAY and outcome is not None:
-            num_bytes = outcome.num_bytes
-            if outcome.failure is None:
-                relayed, tail = tracked.planned_tokens, tracked.tail_tokens
-            else:
-                reason = outcome.failure
-                relayed = min(outcome.num_loaded * self._block_tokens, tracked.planned_tokens)
-        elif tracked.decision.arm is Arm.RELAY:
-            reason = Reason.LOAD_CANCELLED
-        relayed = min(relayed, prompt - tracked.local_tokens)
         cost = self._worker_cost
-        fetched = outcome.fetched if outcome is not None else None
-        return RelayRecord(
-            **tracked.labels.in_record(self._settings.agent),
-            policy=self._policy.name,
-            mode=tracked.mode,
-            found_place=tracked.found.place if tracked.found else None,
-            found_tokens=tracked.found.num_tokens if tracked.found else 0,
-            found_bytes=tracked.found.num_bytes if tracked.found else 0,
-            advised_tokens=tracked.advised_tokens,
-            decision=tracked.decision,
-            reason=reason,
-            prompt_tokens=prompt,
-            local_tokens=tracked.local_tokens,
-            recomputed_tokens=prompt - tracked.local_tokens - relayed,
-            relayed_tokens=relayed,
-            tail_tokens=tail,
-            num_bytes=num_bytes,
-            load_path=_load_path(fetched) if num_bytes else None,
-            sources=fetched.sources if fetched else (),
-            transport=fetched.transport if fetched else "",
-            path=fetched.path if fetched else "",
-            codec=fetched.codec if fetched else "",
-            fetched_bytes=fetched.num_bytes if fetched else 0,
-            decoded_bytes=fetched.decoded_bytes if fetched else 0,
-            wire_bytes=fetched.wire_bytes if fetched else 0,
-            transfer_queue_s=fetched.queue_s if fetched else 0.0,
-            transfer_s=fetched.transfer_s if fetched else 0.0,
-            lookup_s=tracked.lookup_s,
-            queue_s=max(0.0, tracked.decided_s - tracked.arrived_s),
-            load_wait_s=outcome.wait_s if outcome else 0.0,
-            copy_s=outcome.copy_s if outcome else 0.0,
-            load_s=tracked.load_s,
-            overhead={
-                "scheduler_s": self.cost.total_s,
-                "scheduler_worst_step_s": self.cost.worst_step_s,
-                "scheduler_p99_step_s": self.cost.p99_step_s,
-                "worker_s": cost.hook_s,
-                "worker_worst_step_s": cost.worst_step_s,
-                "worker_p99_step_s": cost.p99_step_s,
-                "copy_cpu_s": cost.copy_cpu_s,
-                "saved_blocks": cost.saved_blocks,
-                "dropped_blocks": cost.dropped_blocks + self._dropped_saves,
-                "faults": self.breaker.faults,
-            },
-            request_id=request.request_id,
-            time_s=request.arrival_time,
-            replica=self._settings.replica,
-            session_id=request.session_id,
-        )
-
-
-def _load_path(fetched: FetchEnded | None) -> str:
-    """The slowest place that blocks have come from."""
-    if fetched is not None and fetched.num_bytes:
-        return "nodes"
-    return "encoded" if fetched is not None and fetched.decoded_bytes else "arena"
+        overhead = {
+            "scheduler_s": self.cost.total_s,
+            "scheduler_worst_step_s": self.cost.worst_step_s,
+            "scheduler_p99_step_s": self.cost.p99_step_s,
+            "worker_s": cost.hook_s,
+            "worker_worst_step_s": cost.worst_step_s,
+            "worker_p99_step_s": cost.p99_step_s,
+            "copy_cpu_s": cost.copy_cpu_s,
+            "saved_blocks": cost.saved_blocks,
+            "dropped_blocks": cost.dropped_blocks + self._dropped_saves,
+            "faults": self.breaker.faults,
+        }
+        return record_of(tracked, self._settings, self._policy.name, self._block_tokens, overhead)

@@ -24,6 +24,9 @@ def test_settings_survive_the_way_through_the_engine() -> None:
         {"capacity_bytes": 0},
         {"encoded_bytes": -1},
         {"decisions_bytes": -1},
+        {"load_patience": 0.5},
+        {"exploration": 0.6, "policy": "cost"},
+        {"queue_weight": -1.0, "policy": "cost"},
     ],
 )
 def test_impossible_settings_are_refused(extra: dict) -> None:

@@ -1,0 +1,77 @@
+"""The policy `cost` in a real engine: exact, and calibrated by what the engine does."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import BLOCK, Engine, text_tokens
+
+from kvrelay.policies import Costs
+
+OTHER = [7, 11, 13, 17]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def calibrating(
+    cache: Path, model: Path, server: Any, address: str
+) -> Iterator[tuple[Engine, Engine]]:
+    a = Engine(model, address)
+    b = Engine(model, address, {"policy": "cost", "load_deadline_s": 30.0})
+    yield a, b
+    a.close()
+    b.close()
+
+
+def test_cost_is_exact_and_calibrates(calibrating: tuple[Engine, Engine], cache: Path) -> None:
+    a, b = calibrating
+    records = []
+    for seed in range(200, 230):
+        prompt = text_tokens(seed, 16 * BLOCK)
+        own = a.one(prompt + OTHER, max_tokens=4, logprobs=5)
+        result = b.one(prompt + OTHER, max_tokens=4, logprobs=5)
+        assert result["tokens"] == own["tokens"]
+        if result["record"]["relayed_tokens"]:
+            assert result["logprobs"] == own["logprobs"]
+        records.append(result["record"])
+    first, last = records[0]["decision"], records[-1]["decision"]
+    assert first["uncalibrated"]
+    assert not last["uncalibrated"]
+    assert {record["decision"]["arm"] for record in records} == {"relay", "recompute"}
+    for record in records:
+        decision = record["decision"]
+        assert 0 < decision["relay_p5_s"] <= decision["relay_s"] <= decision["relay_p95_s"]
+        assert 0 < decision["recompute_s"] <= decision["recompute_p95_s"]
+        assert 0 < record["first_token_s"] < 10
+        assert record["shared_prefix_fraction"] >= 16 * BLOCK / (16 * BLOCK + len(OTHER))
+        assert (record["deadline_s"] > 0) == (decision["arm"] == "relay")
+        assert record["deadline_s"] <= 30.0
+    # Of the later ones, most took about as long as was predicted of their arm.
+    close = [
+        record["first_token_s"] < 3 * record["decision"][f"{record['decision']['arm']}_s"]
+        for record in records[10:]
+    ]
+    assert sum(close) >= 0.7 * len(close)
+
+    b.execute("driver.scheduler.get_kv_connector().shutdown()")
+    (file,) = (cache / "kvrelay" / "calibration").iterdir()
+    again = Costs()
+    again.restore(json.loads(file.read_text()))
+
+
+def test_deciding_takes_little(calibrating: tuple[Engine, Engine]) -> None:
+    """The hook's time, look-up included; others may have the cores meanwhile, so the median."""
+    a, b = calibrating
+    seconds = []
+    for seed in range(240, 252):
+        prompt = text_tokens(seed, 4 * BLOCK)
+        a.one(prompt)
+        seconds.append(b.one(prompt + OTHER)["record"]["lookup_s"])
+    assert sorted(seconds)[len(seconds) // 2] < 0.002
