@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from starlette.datastructures import Headers
 from kvrelay.agents.errors import RequestError
 from kvrelay.cluster.access import OPERATOR_HEADER, Access, make_access
 from kvrelay.cluster.config import load_config
-from kvrelay.cluster.errors import ConfigError
+from kvrelay.cluster.errors import ConfigError, LifecycleError
 
 TOKEN = "correct horse battery staple"
 
@@ -145,3 +147,34 @@ def test_tenants_are_no_operators() -> None:
     ours = access(tenants=KEYS, operator={"token_sha256": sha256(TOKEN)})
     sent = headers(bearer("Bearer red key"))
     assert (ours.tenant(sent), ours.operator_allowed(sent)) == ("red", False)
+
+
+OPEN = {
+    "models": {"m": {"source": "demo"}},
+    "agents": [{"name": "a", "model": "m"}],
+    "operator": {"open": True},
+}
+
+
+@pytest.mark.slow  # imports vLLM
+def test_where_others_say_how_serve_listens_nothing_is_open() -> None:
+    from kvrelay.cluster.app import build
+
+    with pytest.raises(ConfigError, match=r"operator\.open: only with `kvrelay serve`"):
+        build(OPEN)
+
+
+@pytest.mark.slow  # imports Ray
+@pytest.mark.parametrize(("host", "refused"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_a_joined_ray_that_listens_everywhere_is_not_opened(
+    host: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvrelay.cluster import joined
+
+    client = SimpleNamespace(http_config=SimpleNamespace(host=host, port=8000))
+    monkeypatch.setattr("ray.nodes", list)
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={}))
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda **_: client)
+    expected = pytest.raises(LifecycleError, match=r"operator\.open") if refused else nullcontext()
+    with expected:
+        joined.enter(load_config(OPEN))
