@@ -306,13 +306,15 @@ def test_error_while_planning_a_load_parks_nobody(pair: Pair) -> None:
     prompt = text_tokens(35, 6 * BLOCK)
     a.one(prompt)
     b.execute(
-        "h = driver.scheduler.get_kv_connector()._scheduler\n"
+        "from kvrelay.relay.connector import scheduler as half\n"
         "def broken(*args): raise ValueError('injected')\n"
-        "h._load_job = broken"
+        "half.kept, half.load_job = half.load_job, broken"
     )
     result = b.one(prompt + OTHER, max_tokens=8)
     b.execute(
-        "h = driver.scheduler.get_kv_connector()._scheduler\ndel h._load_job\nh.breaker.faults = 0"
+        "from kvrelay.relay.connector import scheduler as half\n"
+        "half.load_job = half.kept\n"
+        "driver.scheduler.get_kv_connector()._scheduler.breaker.faults = 0"
     )
     assert result["record"]["relayed_tokens"] == 0
     assert result["tokens"] == expected(b, prompt + OTHER, 8)
