@@ -16,10 +16,10 @@ class Overhead:
     """An engine's cost of relay between two records.
 
     Attributes:
-        scheduler_s: wall time in the scheduler half's hooks.
-        worker_s: wall time in the worker half's hooks, in steps that computed tokens.
+        scheduler_s: CPU time in the scheduler half's hooks, which never wait.
+        worker_s: CPU time in the worker half's hooks, in steps that computed tokens: nor do these.
         copy_cpu_s: CPU time of the copy threads.
-        scheduler_step_s: 99th percentile of the scheduler half's time inside a step, over the
+        scheduler_step_s: 99th percentile of the scheduler half's CPU time inside a step, over the
             last 500 steps, or all time in hooks meanwhile if that is less.
         worker_step_s: the same of the worker half.
         saved_blocks: blocks published.
@@ -43,7 +43,7 @@ class Overhead:
 
     @property
     def p99_step_s(self) -> float:
-        """99th percentile of the time that a step spends in hooks, from above.
+        """99th percentile of the CPU time that a step spends in hooks, from above.
 
         The halves' percentiles need not come from the same step: their sum bounds it.
         """

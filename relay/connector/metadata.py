@@ -81,10 +81,10 @@ class WorkerCost:
     """What relay has cost this worker since it started.
 
     Attributes:
-        hook_s: wall seconds inside hooks of steps that computed tokens.
+        hook_s: CPU seconds of the main thread in hooks of steps that computed tokens.
         copy_cpu_s: CPU seconds of the copy threads.
-        worst_step_s: longest time inside one such step.
-        p99_step_s: 99th percentile of it over the recent steps.
+        worst_step_s: longest wall time inside one such step.
+        p99_step_s: 99th percentile of the CPU time over the recent steps.
         saved_blocks, dropped_blocks: blocks published, and given up.
     """
 

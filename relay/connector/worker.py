@@ -83,7 +83,7 @@ class WorkerHalf:
         Returns:
             Requests whose load is over.
         """
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.thread_time()
         loads, saves, blocks = self._loads, self._saves, self._blocks
         done = set()
         for job in self._unloadable:
@@ -115,7 +115,7 @@ class WorkerHalf:
                 logger.error("%d corrupt blocks were found and will be recomputed", len(corrupt))
                 saves.drop_corrupt(corrupt)
         if metadata.has_tokens:
-            self.cost.add(time.perf_counter() - start_s)
+            self.cost.add(time.thread_time() - start_cpu_s, time.perf_counter() - start_s)
             self.cost.end_step()
         return done
 

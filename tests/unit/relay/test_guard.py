@@ -43,13 +43,13 @@ def test_a_breaker_opens_after_a_burst_and_closes_after_its_rest() -> None:
 
 def test_the_worst_step_is_kept() -> None:
     cost = StepCost()
-    cost.add(1.0)
-    cost.add(2.0)
+    cost.add(1.0, 1.5)
+    cost.add(2.0, 2.5)
     cost.end_step()
-    cost.add(0.5)
+    cost.add(0.5, 1.0)
     cost.end_step()
-    assert (cost.total_s, cost.worst_step_s) == pytest.approx((3.5, 3.0))
+    assert (cost.total_s, cost.worst_step_s) == pytest.approx((3.5, 4.0))
     for _ in range(300):
-        cost.add(0.25)
+        cost.add(0.25, 9.0)
         cost.end_step()
     assert cost.p99_step_s == pytest.approx(0.25)
