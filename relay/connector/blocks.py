@@ -18,7 +18,7 @@ from kvrelay.relay import memory
 from kvrelay.relay.errors import RelayError
 
 # Hashing whole blocks fetches them from memory again: a fifth slower (measured, 2.9 MB).
-_STEP_BYTES = 512 * 1024
+_STEP_BYTES = 256 * 1024
 
 
 class UnsupportedLayout(RelayError):
