@@ -41,9 +41,10 @@ class Labels:
     def in_record(self, served_by: str) -> dict[str, Any]:
         """The fields of the record that come from here, given the agent whose engine serves."""
         return {
-            **asdict(self),
             "agent": self.agent or served_by,
             "served_by": served_by,
+            "minhash_jaccard": self.minhash_jaccard,
+            "embedding_cosine": self.embedding_cosine,
             "similarity_band": self.similarity_band,
         }
 
