@@ -30,11 +30,11 @@ UNSURE_EXPLORATION = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """A candidate with its price. `load` includes what it waits for before it begins."""
+    """A candidate with its price."""
 
     num_tokens: int
-    load: Forecast
     latency: Forecast
+    load: Forecast
     price_s: float
     is_sure: bool
 
@@ -66,21 +66,19 @@ class CostPolicy(RelayPolicy):
 
     def decide(self, view: RelayView) -> Decision:
         own = Work.of(view.local_tokens, view.prompt_tokens - view.local_tokens)
-        alone = self.costs.prefill(own, view.beside)
-        recompute = alone
-        if view.ahead.tokens:
-            recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
+        recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
+        recompute_is_sure = self.costs.is_sure_of_prefill(own)
         relays = self._relays(view)
-        relay = relays[0]
-        is_sure = alone.is_sure and relay.is_sure
+        is_sure = recompute_is_sure and relays[0].is_sure
         if is_sure:
             sure = (relay for relay in relays if relay.is_sure)
             relay = min(sure, key=lambda relay: relay.price_s)
-            price_s = recompute.p50_s + self._weight(view) * alone.p50_s
+            price_s = recompute.p50_s + self._for_others_s(view, own)
             chosen = Arm.RELAY if relay.price_s < price_s else Arm.RECOMPUTE
         else:
+            relay = relays[0]
             chosen = Arm.RELAY if relay.num_tokens >= FALLBACK_MIN_TOKENS else Arm.RECOMPUTE
-        other_is_sure = alone.is_sure if chosen is Arm.RELAY else relay.is_sure
+        other_is_sure = recompute_is_sure if chosen is Arm.RELAY else relay.is_sure
         share = self._exploration
         if share and not other_is_sure:
             share = UNSURE_EXPLORATION
@@ -107,30 +105,34 @@ class CostPolicy(RelayPolicy):
 
     def _relays(self, view: RelayView) -> Sequence[_Relay]:
         """Every candidate, priced."""
-        costs, weight = self.costs, self._weight(view)
+        costs = self.costs
         queue = costs.prefill(view.ahead, view.beside)
-        first = costs.within_a_step(view.ahead)
-        step = queue if first == view.ahead else costs.prefill(first, view.beside)
+        step = costs.prefill(costs.within_a_step(view.ahead), view.beside)
         relays = []
         for candidate in view.candidates:
             there = view.local_tokens + candidate.num_tokens
-            rest = costs.prefill(Work.of(there, view.prompt_tokens - there), view.beside)
-            load = costs.load((candidate.place,), candidate.place_bytes, candidate.bytes_ahead)
-            priced = queue.certain().or_later(step.certain() + load) + rest
+            rest = Work.of(there, view.prompt_tokens - there)
+            way, num_bytes = (candidate.place,), candidate.place_bytes
+            load = costs.load(way, num_bytes, candidate.bytes_ahead)
+            prefill = costs.prefill(rest, view.beside)
+            priced = queue.certain().or_later(step.certain() + load) + prefill
             relays.append(
                 _Relay(
                     num_tokens=candidate.num_tokens,
+                    latency=queue.or_later(step + load) + prefill,
                     load=step + load,
-                    latency=queue.or_later(step + load) + rest,
-                    price_s=priced.p75_s + weight * rest.p50_s,
-                    is_sure=load.is_sure,
+                    price_s=priced.p75_s + self._for_others_s(view, rest),
+                    is_sure=costs.is_sure_of_load(way, num_bytes, candidate.bytes_ahead),
                 )
             )
         return relays
 
-    def _weight(self, view: RelayView) -> float:
-        """Of a second that this request keeps the engine busy, for those behind it."""
-        return self._queue_weight * max(0, view.requests_waiting - 1)
+    def _for_others_s(self, view: RelayView, work: Work) -> float:
+        """Weighted seconds that others wait for this work."""
+        behind = max(0, view.requests_waiting - 1)
+        if not behind:
+            return 0.0
+        return self._queue_weight * behind * self.costs.prefill(work, view.beside).p50_s
 
 
 def _reason(chosen: Arm, explored: bool, is_sure: bool) -> Reason:

@@ -21,7 +21,6 @@ Statist. 35, 1964.
 
 import math
 from collections.abc import Sequence
-from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -120,10 +119,10 @@ class Regression:
         return [value * unit for value, unit in zip(x, self._guess, strict=True)]
 
     def _predict(self, x: list[float]) -> Estimate:
-        mean = sum(map(mul, x, self._theta))
-        variance = sum(
-            xi * sum(map(mul, x, row)) for xi, row in zip(x, self._covariance, strict=True)
-        )
+        mean = variance = 0.0
+        for xi, theta, row in zip(x, self._theta, self._covariance, strict=True):
+            mean += xi * theta
+            variance += xi * sum(xj * value for xj, value in zip(x, row, strict=True))
         return Estimate(mean, math.sqrt(max(variance, 0.0)))
 
     def _believe(self, precision: Floats) -> None:
