@@ -240,7 +240,7 @@ def _table(groups: dict[tuple[str, str], Group], everything: Group) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("arm", "reason"):
         table.add_column(name, no_wrap=True)
-    spreads = {"load_s": "load s", "ttft_s": "TTFT s"}
+    spreads = {"load_s": "load s", "first_token_s": "first token s"}
     spreads |= {"predicted_s": "predicted s", "realised_s": "realised s"}
     shown = {name: title for name, title in spreads.items() if rows[-1][2][name]}
     counts = ("requests", "prompt\ntokens", "local", "relayed", "recom-\nputed", "MB")

@@ -88,7 +88,7 @@ class RelayStats(KVConnectorStats):
         arm = decision["arm"]
         arms[arm] = arms.get(arm, 0) + 1
         predicted_s = decision["relay_s" if arm == Arm.RELAY else "recompute_s"]
-        realised_s = record.get("ttft_s")
+        realised_s = record["first_token_s"]
         if predicted_s is not None and realised_s is not None:
             self.data["estimates"].append([arm, predicted_s, realised_s])
         fetched = record["fetched_bytes"]

@@ -38,15 +38,15 @@ class Group:
         tokens: sums of `TOKENS`.
         num_bytes: bytes copied for relays.
         load_s: of each load, see `RelayRecord`.
-        ttft_s: seconds to the first token, where records have them.
-        estimates: predicted seconds of the arm that was taken, and `ttft_s`, where both are.
+        first_token_s: seconds to the first token, where records have them.
+        estimates: predicted seconds of the arm that was taken, and `first_token_s`, where both are.
     """
 
     requests: int = 0
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOKENS, 0))
     num_bytes: int = 0
     load_s: list[float] = field(default_factory=list)
-    ttft_s: list[float] = field(default_factory=list)
+    first_token_s: list[float] = field(default_factory=list)
     estimates: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
@@ -57,11 +57,11 @@ class Group:
         self.num_bytes += row["num_bytes"]
         if row["load_s"]:
             self.load_s.append(row["load_s"])
-        ttft_s, predicted_s = row.get("ttft_s"), predicted(row)
-        if ttft_s is not None:
-            self.ttft_s.append(ttft_s)
+        first_token_s, predicted_s = row.get("first_token_s"), predicted(row)
+        if first_token_s is not None:
+            self.first_token_s.append(first_token_s)
             if predicted_s is not None:
-                self.estimates.append((predicted_s, ttft_s))
+                self.estimates.append((predicted_s, first_token_s))
 
     def merge(self, other: "Group") -> None:
         """Take in another one's requests."""
@@ -70,14 +70,14 @@ class Group:
             self.tokens[name] += other.tokens[name]
         self.num_bytes += other.num_bytes
         self.load_s += other.load_s
-        self.ttft_s += other.ttft_s
+        self.first_token_s += other.first_token_s
         self.estimates += other.estimates
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; null where there are no values."""
         spreads = {
             "load_s": Spread.of(self.load_s),
-            "ttft_s": Spread.of(self.ttft_s),
+            "first_token_s": Spread.of(self.first_token_s),
             "predicted_s": Spread.of(predicted_s for predicted_s, _ in self.estimates),
             "realised_s": Spread.of(realised_s for _, realised_s in self.estimates),
             # Relative to what was realised: 0.1 is 10 %.

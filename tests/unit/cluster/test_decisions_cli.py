@@ -32,22 +32,22 @@ def _own_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def line(number: int, reason: Reason, age_s: float, **changes: Any) -> bytes:
     relays = reason is Reason.RELAYED
-    record = RelayRecord(
-        agent="reader",
-        policy="always",
-        mode="auto",
-        decision=Decision(Arm.RELAY, reason, 128) if relays else recompute(reason),
-        reason=reason,
-        prompt_tokens=200,
-        local_tokens=0,
-        recomputed_tokens=72 if relays else 200,
-        relayed_tokens=128 if relays else 0,
-        num_bytes=5_000_000 if relays else 0,
-        load_s=0.25 if relays else 0.0,
-        request_id=f"cmpl-{number}-0-0000abcd",
-        time_s=time.time() - age_s,
-    ).to_dict()
-    return msgspec.json.encode(to_row(record | changes)) + b"\n"
+    values: dict[str, Any] = {
+        "agent": "reader",
+        "policy": "always",
+        "mode": "auto",
+        "decision": Decision(Arm.RELAY, reason, 128) if relays else recompute(reason),
+        "reason": reason,
+        "prompt_tokens": 200,
+        "local_tokens": 0,
+        "recomputed_tokens": 72 if relays else 200,
+        "relayed_tokens": 128 if relays else 0,
+        "num_bytes": 5_000_000 if relays else 0,
+        "load_s": 0.25 if relays else 0.0,
+        "request_id": f"cmpl-{number}-0-0000abcd",
+        "time_s": time.time() - age_s,
+    }
+    return msgspec.json.encode(to_row(RelayRecord(**(values | changes)).to_dict())) + b"\n"
 
 
 @pytest.fixture
@@ -84,7 +84,18 @@ def test_summary(log: Path, capsys, monkeypatch) -> None:  # type: ignore[no-unt
     assert relayed in lines
     assert ["recompute", "no_source", "1", "200", "0", "0", "200", "0.0", "-"] in lines
     assert any(each[:3] == ["total", "3", "600"] for each in lines)
-    assert "TTFT" not in out  # records have none
+    assert "first token" not in out  # records have none
+
+
+def test_summary_of_first_tokens(log: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    files = Segments(log, "reader--r2", 1 << 20)
+    decision = Decision(Arm.RELAY, Reason.RELAYED, 128, relay_s=0.2)
+    files.append(line(4, Reason.RELAYED, 0, decision=decision, first_token_s=0.3))
+    files.close()
+    code, out, _ = run(capsys, monkeypatch, "summary", "--dir", str(log))
+    assert code == 0
+    for words in ("first token s", "predicted s", "realised s", "0.300 / 0.300", "0.200 / 0.200"):
+        assert words in out
 
 
 def test_summary_for_programs(log: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]

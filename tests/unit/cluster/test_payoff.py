@@ -18,9 +18,9 @@ from kvrelay.cluster.payoff_picture import draw
 from kvrelay.cluster.payoff_rows import make_row, verdict_text
 from kvrelay.policies.assignment import Switchback, assign
 from kvrelay.policies.confidence import NOTHING, Estimate
-from kvrelay.policies.decision import Arm
+from kvrelay.policies.decision import Arm, Decision, Reason
 from kvrelay.relay.decisions.rows import to_row
-from kvrelay.relay.record import SCHEMA_VERSION
+from kvrelay.relay.record import RelayRecord
 
 
 def records(count: int, share: float = 1.0, seed: int = 1) -> list[dict[str, Any]]:
@@ -30,25 +30,34 @@ def records(count: int, share: float = 1.0, seed: int = 1) -> list[dict[str, Any
     for i in range(count):
         place, relay_s = [("arena", 0.1), ("nodes", 1.0)][i % 2]
         drawn = assign(float(rng.random()), share, Arm.RELAY)
-        mean_s = relay_s if drawn.arm is Arm.RELAY else 0.5
+        relays = drawn.arm is Arm.RELAY
+        mean_s = relay_s if relays else 0.5
         found.append(
-            {
-                "request_id": f"cmpl-{i}",
-                "schema_version": SCHEMA_VERSION,
-                "time_s": 1_000.0 + i,
-                "session_id": f"s{i}",
-                "first_token_s": mean_s * float(rng.lognormal(0.0, 0.2)),
-                "found_place": place,
-                "load_path": place if drawn.arm is Arm.RELAY else None,
-                "prompt_tokens": 1024,
-                "shared_prefix_fraction": 0.95,
-                "decision": {
-                    "arm": str(drawn.arm),
-                    "propensity": drawn.propensity,
-                    "relay_s": relay_s,
-                    "recompute_s": 0.5,
-                },
-            }
+            RelayRecord(
+                agent="a",
+                policy="cost",
+                mode="auto",
+                decision=Decision(
+                    drawn.arm,
+                    Reason.RELAYED if relays else Reason.EXPLORED,
+                    num_tokens=972 if relays else 0,
+                    relay_s=relay_s,
+                    recompute_s=0.5,
+                    propensity=drawn.propensity,
+                ),
+                reason=Reason.RELAYED if relays else Reason.EXPLORED,
+                prompt_tokens=1024,
+                local_tokens=0,
+                recomputed_tokens=52 if relays else 1024,
+                relayed_tokens=972 if relays else 0,
+                found_place=place,
+                load_path=place if relays else None,
+                first_token_s=mean_s * float(rng.lognormal(0.0, 0.2)),
+                shared_prefix_fraction=0.95,
+                request_id=f"cmpl-{i}",
+                time_s=1_000.0 + i,
+                session_id=f"s{i}",
+            ).to_dict()
         )
     return found
 

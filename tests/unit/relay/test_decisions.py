@@ -127,9 +127,9 @@ def test_a_row_is_the_record_and_its_answer() -> None:
 
 
 def test_fields_that_others_add_are_columns() -> None:
-    given = {**record(1), "similarity": {"jaccard": 0.5, "bands": {"low": 1}}, "ttft_s": 0.1}
+    given = {**record(1), "similarity": {"jaccard": 0.5, "bands": {"low": 1}}, "later_s": 0.1}
     row = to_row(given)
-    assert (row["similarity.jaccard"], row["similarity.bands.low"], row["ttft_s"]) == (0.5, 1, 0.1)
+    assert (row["similarity.jaccard"], row["similarity.bands.low"], row["later_s"]) == (0.5, 1, 0.1)
     assert to_record(row) == given
 
 
@@ -498,7 +498,7 @@ def test_following_through_files_that_come_fill_and_go(tmp_path: Path) -> None:
 
 def test_a_summary() -> None:
     rows = [
-        to_row({**record(n, load_s=0.1 * (n + 1)), "ttft_s": 0.2 * (n + 1)}) for n in range(20)
+        to_row(record(n, load_s=0.1 * (n + 1), first_token_s=0.2 * (n + 1))) for n in range(20)
     ] + [to_row(record(99, reason=Reason.NO_SOURCE))]
     groups = summarise(rows)
     assert list(groups) == [("relay", "relayed"), ("recompute", "no_source")]
@@ -513,7 +513,7 @@ def test_a_summary() -> None:
         "p95": pytest.approx(1.9),
         "n": 20,
     }
-    assert relayed["ttft_s"]["p95"] == pytest.approx(3.8)
+    assert relayed["first_token_s"]["p95"] == pytest.approx(3.8)
     assert relayed["predicted_s"] is None
     assert groups["recompute", "no_source"].to_dict()["load_s"] is None
     assert total(groups.values()).requests == 21
@@ -524,8 +524,8 @@ def test_predictions_are_held_against_what_came() -> None:
     relay = Decision(Arm.RELAY, Reason.RELAYED, 128, relay_s=0.2, recompute_s=9.0)
     other = Decision(Arm.RECOMPUTE, Reason.NO_SOURCE, relay_s=9.0, recompute_s=0.5)
     rows = [
-        to_row({**record(0, decision=relay), "ttft_s": 0.25}),
-        to_row({**record(1, reason=Reason.NO_SOURCE, decision=other), "ttft_s": 0.4}),
+        to_row(record(0, decision=relay, first_token_s=0.25)),
+        to_row(record(1, reason=Reason.NO_SOURCE, decision=other, first_token_s=0.4)),
         to_row(record(2, decision=relay)),  # did not come to a token
     ]
     figures = total(summarise(rows).values()).to_dict()

@@ -161,11 +161,11 @@ def test_predicted_and_realised_seconds() -> None:
     stats = RelayStats()
     relay = Decision(Arm.RELAY, Reason.RELAYED, 128, relay_s=0.2, recompute_s=3.0)
     other = Decision(Arm.RECOMPUTE, Reason.NO_SOURCE, relay_s=3.0, recompute_s=0.5)
-    stats.add(record(decision=relay) | {"ttft_s": 0.3})
-    stats.add(record(decision=relay) | {"ttft_s": 0.1})
-    stats.add(record(reason=Reason.NO_SOURCE, decision=other) | {"ttft_s": 0.6})
+    stats.add(record(decision=relay, first_token_s=0.3))
+    stats.add(record(decision=relay, first_token_s=0.1))
+    stats.add(record(reason=Reason.NO_SOURCE, decision=other, first_token_s=0.6))
     stats.add(record(decision=relay))  # it never came to a token
-    stats.add(record() | {"ttft_s": 0.1})  # nothing was predicted
+    stats.add(record(first_token_s=0.1))  # nothing was predicted
     found = exported(told(RelayStats().aggregate(stats)))
     assert found[metrics.PREDICTED_SECONDS, "relay"] == pytest.approx(0.4)
     assert found[metrics.REALISED_SECONDS, "relay"] == pytest.approx(0.4)
