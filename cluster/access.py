@@ -21,6 +21,8 @@ from kvrelay.cluster.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 OPERATOR_HEADER = "x-kvrelay-operator"
+KEY_VARIABLE = "OPENAI_API_KEY"  # of the environment; OpenAI's own clients read it
+NO_KEY = "none"  # OpenAI's clients want a key, also where the endpoint does not
 _WANTED = "API key; send it as 'Authorization: Bearer KEY'"
 OPEN_WARNING = (
     "operator.open: whoever reaches this endpoint may see what others have asked and spend the "
@@ -98,6 +100,30 @@ def make_access(config: ClusterConfig) -> Access:
         tenant_keys={key.api_key_sha256: key.name for key in keys},
         tenant_header=header.lower() if header else None,
     )
+
+
+def client_key(config: ClusterConfig) -> str:
+    """The API key that commands send to an endpoint with this configuration, from the environment.
+
+    Raises:
+        ConfigError: their requests would be refused with 401; with the remedy.
+    """
+    tenants = config.tenants
+    if tenants is None:
+        return NO_KEY
+    if tenants.trusted_header is not None:
+        raise ConfigError(
+            "tenants.trusted_header: this command does not come by the gateway that sets "
+            f"{tenants.trusted_header}; give a configuration without tenants, or with api_keys"
+        )
+    key = os.environ.get(KEY_VARIABLE, "")
+    if _sha256(key.encode()) not in {each.api_key_sha256 for each in tenants.api_keys}:
+        what = "is no key of any tenant" if key else "is not set"
+        raise ConfigError(
+            f"tenants.api_keys: {KEY_VARIABLE} {what}, so requests would be refused with 401; "
+            "set it in the environment to an API key whose SHA-256 stands there"
+        )
+    return key
 
 
 def _operator_sha256(operator: OperatorConfig) -> str | None:

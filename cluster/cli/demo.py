@@ -17,6 +17,7 @@ from rich.text import Text
 
 from kvrelay.agents.workflow import Pipeline, Step, StepResult
 from kvrelay.cluster import preflight
+from kvrelay.cluster.access import client_key
 from kvrelay.cluster.cli.console import err, out, startup_display
 from kvrelay.cluster.cli.serve import with_port
 from kvrelay.cluster.config import ClusterConfig, load_config
@@ -53,7 +54,7 @@ def demo(
     """Let the agents work on a file, once with relay and once without, and show the difference.
 
     Starts its own local cluster on a free port and ends it. Exit status 0 if every step ran
-    and KV was relayed.
+    and KV was relayed. With tenants in the configuration, OPENAI_API_KEY must be a key of one.
 
     Examples:
 
@@ -67,13 +68,13 @@ def demo(
     text, title = _read_input(file)
     settings = load_config(config or _CONFIG)
     settings = with_port(settings, preflight.free_port(settings.http.host))
-    model = _common_model(settings)
+    model, key = _common_model(settings), client_key(settings)
     source = ensure_model(model, lambda line: err.print(line, highlight=False))
     with signals_as_exit(), ExitStack() as display:
         progress = display.enter_context(startup_display())
         with running(settings, progress) as session:
             display.close()
-            relayed, recomputed = _work(settings, session.url, source, text, tokens)
+            relayed, recomputed = _work(settings, session.url, key, source, text, tokens)
             err.print("stopping")
     rows = [_row(*pair) for pair in zip(relayed, recomputed, strict=True)]
     _show(rows, relayed, title)
@@ -107,7 +108,7 @@ def _common_model(config: ClusterConfig) -> str:
 
 
 def _work(
-    config: ClusterConfig, url: str, model: Path | str, text: str, tokens: int
+    config: ClusterConfig, url: str, key: str, model: Path | str, text: str, tokens: int
 ) -> tuple[list[StepResult], list[StepResult]]:
     """Run the pipeline with relay, then without."""
     from openai import OpenAI  # late: it takes a second that --help need not
@@ -117,7 +118,7 @@ def _work(
     layout = ChatLayout.load(model)
     context = layout.truncate(text, tokens)
     steps = [Step(a.name, a.system_prompt or "Continue.", OUTPUT_TOKENS) for a in config.agents]
-    with OpenAI(base_url=url, api_key="none", timeout=300, max_retries=0) as client:
+    with OpenAI(base_url=url, api_key=key, timeout=300, max_retries=0) as client:
         pipeline = Pipeline(steps, client, layout)
         with err.status("warming up"):
             pipeline.run(" ".join(reversed(context.split(" "))), cache_salt="warm-up")

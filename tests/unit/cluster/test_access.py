@@ -10,8 +10,15 @@ import pytest
 from starlette.datastructures import Headers
 
 from kvrelay.agents.errors import RequestError
-from kvrelay.cluster.access import OPERATOR_HEADER, Access, make_access
-from kvrelay.cluster.config import load_config
+from kvrelay.cluster.access import (
+    KEY_VARIABLE,
+    NO_KEY,
+    OPERATOR_HEADER,
+    Access,
+    client_key,
+    make_access,
+)
+from kvrelay.cluster.config import ClusterConfig, load_config
 from kvrelay.cluster.errors import ConfigError, LifecycleError
 
 TOKEN = "correct horse battery staple"
@@ -178,3 +185,35 @@ def test_a_joined_ray_that_listens_everywhere_is_not_opened(
     expected = pytest.raises(LifecycleError, match=r"operator\.open") if refused else nullcontext()
     with expected:
         joined.enter(load_config(OPEN))
+
+
+def keyed(tenants: dict[str, Any] | None) -> ClusterConfig:
+    content = {"models": {"m": {"source": "demo"}}, "agents": [{"name": "a", "model": "m"}]}
+    return load_config(content | ({} if tenants is None else {"tenants": tenants}))
+
+
+def test_the_key_of_our_own_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [{"name": "t", "api_key_sha256": sha256(key)} for key in ("one", "two")]
+    monkeypatch.setenv(KEY_VARIABLE, "two")
+    assert client_key(keyed({"api_keys": keys})) == "two"
+    assert client_key(keyed(None)) == NO_KEY, "nobody is sent a key that is not asked for"
+
+
+@pytest.mark.parametrize(
+    ("key", "tenants", "said"),
+    [
+        (None, {"api_keys": [{"name": "t", "api_key_sha256": sha256("one")}]}, "is not set"),
+        ("other", {"api_keys": [{"name": "t", "api_key_sha256": sha256("one")}]}, "is no key"),
+        ("one", {"trusted_header": "X-Tenant"}, "gateway that sets X-Tenant"),
+    ],
+)
+def test_a_client_without_a_key_is_told_what_to_do(
+    key: str | None, tenants: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(ConfigError, match=said) as caught:
+        client_key(keyed(tenants))
+    assert "set it in the environment" in str(caught.value) or "give a config" in str(caught.value)
+    assert key is None or f" {key} " not in str(caught.value)
