@@ -39,6 +39,7 @@ from kvrelay.cluster.processes import (
     remove_shared_memory,
     shared_memory_of,
 )
+from kvrelay.cluster.scrape import metrics_urls
 from kvrelay.cluster.session import (
     Session,
     cache_dir,
@@ -114,7 +115,9 @@ def running(config: ClusterConfig, progress: Progress | None = None) -> Iterator
             except LifecycleError as error:
                 raise LifecycleError(f"{error.message}{_keep_logs(session)}") from error
             shared = shared_memory_of(marked_processes(session.id))
-            session = replace(session, ready=True, shared_memory=tuple(sorted(shared)))
+            session = replace(
+                session, ready=True, shared_memory=tuple(sorted(shared)), metrics=metrics_urls()
+            )
             session.save()
             yield session
     finally:

@@ -38,6 +38,7 @@ class Session:
         ready: whether it serves yet.
         shared_memory: names under /dev/shm that its processes use.
         decisions: where the decision log lies, on this machine as on the others; empty: none.
+        metrics: pages on which the Ray nodes tell metrics; of those that were there at the start.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Session:
     ready: bool = False
     shared_memory: tuple[str, ...] = ()
     decisions: str = ""
+    metrics: tuple[str, ...] = ()
 
     def owner(self) -> psutil.Process | None:
         """The owning process; None if it has ended."""
@@ -121,7 +123,7 @@ def load_sessions() -> list[Session]:
             continue
         if not isinstance(content, dict) or set(content) != known:
             continue
-        for name in ("agents", "shared_memory"):
+        for name in ("agents", "shared_memory", "metrics"):
             content[name] = tuple(content[name])
         sessions.append(Session(**content))
     return sorted(sessions, key=lambda session: session.pid_created_s)

@@ -27,6 +27,7 @@ from kvrelay.relay.routes import Routes
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.settings import RelaySettings
 from kvrelay.relay.store import StoreCore
+from kvrelay.relay.store_metrics import StoreMetrics
 from kvrelay.relay.transfer import Transfers
 from kvrelay.relay.transports import make_transports
 
@@ -35,6 +36,7 @@ COALESCE_S = 0.005  # between a change and its publication
 # Changes or not, so that a directory that came back is told everything soon.
 HEARTBEAT_S = 1.0
 WATCH_S = 1.0
+METRICS_S = 5.0  # Ray hands metrics on every 10 s
 START_TIMEOUT_S = 60.0
 # Its calls have a thread of their own: they free what calls of `lend` may be waiting for.
 _TAKE_BACK = "take_back"
@@ -99,7 +101,11 @@ class KVStore:
             routes=routes,
         )
         self._ready: tuple[str, ...] = ()  # transports that others may read by
-        for run, name in ((self._publish, "kvrelay-publish"), (self._watch, "kvrelay-watch")):
+        for run, name in (
+            (self._publish, "kvrelay-publish"),
+            (self._watch, "kvrelay-watch"),
+            (self._tell_metrics, "kvrelay-metrics"),
+        ):
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def ready(self) -> int:
@@ -210,6 +216,18 @@ class KVStore:
                     self._catalog.clear()
                     cursor = None
                 time.sleep(COALESCE_S + 0.2)
+
+    def _tell_metrics(self) -> None:
+        """Tell Ray what the store holds, again and again."""
+        metrics = StoreMetrics()
+        while True:
+            try:
+                metrics.tell(self._server.call(StoreCore.stats))
+            except TimeoutError:
+                pass  # the store is busy: the next time tells
+            except Exception:
+                logger.exception("the metrics of the store could not be told")
+            time.sleep(METRICS_S)
 
 
 @dataclass(frozen=True, slots=True)

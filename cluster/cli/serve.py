@@ -17,11 +17,12 @@ import httpx
 import typer
 from rich.table import Table
 
-from kvrelay.cluster.access import OPEN_WARNING
+from kvrelay.cluster.access import KEY_VARIABLE, NO_KEY, OPEN_WARNING
 from kvrelay.cluster.cli.console import err, out, startup_display
-from kvrelay.cluster.config import ClusterConfig, load_config
+from kvrelay.cluster.config import ClusterConfig, TenantsConfig, load_config
 from kvrelay.cluster.errors import LifecycleError
 from kvrelay.cluster.lifecycle import Stopped, running, signals_as_exit, stop_all
+from kvrelay.cluster.scrape import Figures, scrape
 from kvrelay.cluster.session import Session, load_sessions, sessions_dir
 from kvrelay.cluster.startup import START_TIMEOUT_S
 
@@ -47,7 +48,7 @@ def serve(
     if settings.operator.open:
         err.print(f"[bold red]warning:[/] {OPEN_WARNING}", highlight=False)
     if detach:
-        _print_usage(_start_detached(config, port))
+        _print_usage(_start_detached(config, port), settings.tenants)
         return
     ready = False
     try:
@@ -56,7 +57,7 @@ def serve(
             with running(settings, progress) as session:
                 ready = True
                 display.close()
-                _print_usage(session)
+                _print_usage(session, settings.tenants)
                 err.print("Ctrl-C ends it.")
                 signal.pause()
     except Stopped:
@@ -72,22 +73,34 @@ def with_port(config: ClusterConfig, port: int | None) -> ClusterConfig:
     return config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
 
 
-def _print_usage(session: Session) -> None:
-    agent = session.agents[0]
-    body = json.dumps({"model": agent, "messages": [{"role": "user", "content": "Hello"}]})
+def _print_usage(session: Session, tenants: TenantsConfig | None) -> None:
     out.print(f"[bold green]serving[/] {', '.join(session.agents)} at [bold]{session.url}[/]\n")
-    example = f"""\
-curl {session.url}/chat/completions -H 'Content-Type: application/json' -d '{body}'
+    example = usage(session.url, session.agents[0], tenants)
+    out.print(example, highlight=False, markup=False, soft_wrap=True)
+
+
+def usage(url: str, agent: str, tenants: TenantsConfig | None) -> str:
+    """How to ask an agent, by curl and from Python, with what tells the tenant."""
+    body = json.dumps({"model": agent, "messages": [{"role": "user", "content": "Hello"}]})
+    first, header, arguments = "", "", f'base_url="{url}", api_key="{NO_KEY}"'
+    if tenants is not None and tenants.trusted_header is not None:
+        header = f" -H '{tenants.trusted_header}: TENANT'"
+        arguments += f', default_headers={{"{tenants.trusted_header}": "TENANT"}}'
+    elif tenants is not None:
+        first = f"export {KEY_VARIABLE}=...  # a tenant's API key, see tenants.api_keys\n\n"
+        header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"'
+        arguments = f'base_url="{url}"'  # the client takes the variable by itself
+    return f"""\
+{first}curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'
 
 from openai import OpenAI
-client = OpenAI(base_url="{session.url}", api_key="none")
+client = OpenAI({arguments})
 answer = client.chat.completions.create(
     model="{agent}", messages=[{{"role": "user", "content": "Hello"}}]
 )
 print(answer.choices[0].message.content)
 print(answer.kv_transfer_params)  # where the prompt's KV came from
 """
-    out.print(example, highlight=False, markup=False, soft_wrap=True)
 
 
 def _start_detached(config: Path, port: int | None) -> Session:
@@ -143,6 +156,9 @@ def status(
 
     States: `serving`, `starting`, `unreachable` (runs, but does not answer) and `dead` (its
     owner was killed; `kvrelay stop` removes what it left).
+
+    Below, what their metrics say: requests since the engines began, and what stores hold now.
+    Processes hand metrics on every 10 s.
     """
     rows = [_describe(session) for session in load_sessions()]
     if as_json:
@@ -156,9 +172,37 @@ def status(
         ray = "own" if row["owns_ray"] else row["ray_address"]
         table.add_row(row["state"], row["url"], ", ".join(row["agents"]), str(row["pid"]), ray)
     out.print(table)
+    if told := [row for row in rows if row["metrics"]]:
+        out.print()
+        out.print(_metrics_table(told))
+    for url in (url for row in rows for url in row["silent_metrics"]):
+        err.print(f"no metrics from {url}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def _metrics_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("pid", box=None, padding=(0, 2, 0, 0))
+    counts = ("requests", "relayed", "fell\nback", "MB\nrelayed", "store MB", "leases", "evicted")
+    for name in counts:
+        table.add_column(name, justify="right")
+    for row in rows:
+        told: Figures = row["metrics"]
+        used, room = (sum(told[f"store_{part}_bytes"].values()) for part in ("used", "capacity"))
+        table.add_row(
+            str(row["pid"]),
+            f"{sum(told['requests'].values()):,.0f}",
+            f"{told['requests'].get('relayed', 0):,.0f}",
+            f"{sum(told['fallbacks'].values()):,.0f}",
+            f"{sum(told['transfer_bytes'].values()) / 1e6:,.1f}",
+            f"{used / 1e6:,.1f} of {room / 1e6:,.0f}",
+            f"{told['store_leases']:,.0f}",
+            f"{sum(told['store_evictions'].values()):,.0f}",
+        )
+    return table
 
 
 def _describe(session: Session) -> dict[str, Any]:
+    pages = session.metrics if session.owner() is not None else ()
+    figures, silent = scrape(pages)
     return {
         "id": session.id,
         "state": _state(session),
@@ -167,6 +211,8 @@ def _describe(session: Session) -> dict[str, Any]:
         "pid": session.pid,
         "owns_ray": session.owns_ray,
         "ray_address": session.ray_address,
+        "metrics": figures if len(silent) < len(pages) else None,
+        "silent_metrics": silent,
     }
 
 

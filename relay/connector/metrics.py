@@ -4,23 +4,10 @@
                EngineCore process                                                Serve replica
 
 vLLM carries a connector's statistics to the process that exports its own, so every request
-counts, streamed ones too, and they are whatever vLLM's are there: Ray's metrics under Ray Serve
-(with `ray_` in front), else prometheus_client's. Labels: vLLM's `model_name`, which is the agent,
-and `engine`; then those below. All have few values: a path is told without its interfaces.
+counts, streamed ones too, and they are whatever vLLM's are there: Ray's metrics under Ray Serve,
+else prometheus_client's. Their names and labels are in metric_names.py.
 
-    kvrelay_requests_total{reason}                       requests, by how they ended
-    kvrelay_transfer_bytes_total{transport,path,codec}   KV bytes that came
-    kvrelay_wire_bytes_total{transport,path,codec}       bytes that went between nodes for them
-    kvrelay_transfer_seconds_total{transport,path,codec}    seconds that requests waited for them
-    kvrelay_transfer_latency_seconds{transport,path,codec}  the same as a histogram
-    kvrelay_decisions_total{arm}               requests, by what was decided at look-up
-    kvrelay_predicted_seconds_total{arm}       seconds to the first token as predicted for that arm,
-    kvrelay_realised_seconds_total{arm}        and as they were; only of requests that have both
-    kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
-    kvrelay_log_dropped_total                  records that are missing in the decision log
-
-The seconds stand there twice since Ray 2.60 makes a histogram anew of the middles of its buckets,
-so that its `_sum` is no sum. Interface: vllm.distributed.kv_transfer.kv_connector.v1.metrics.
+Interface: vllm.distributed.kv_transfer.kv_connector.v1.metrics.
 """
 
 import logging
@@ -35,35 +22,53 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from kvrelay.policies import Arm
+from kvrelay.policies import Arm, Reason
 from kvrelay.relay.codecs.raw import RawCodec
+from kvrelay.relay.metric_names import (
+    BAND_HITS,
+    BAND_LABEL,
+    BAND_REQUESTS,
+    BAND_TOKENS,
+    DECISIONS,
+    FALLBACKS,
+    LOG_DROPPED,
+    PREDICTED_LATENCY,
+    PREDICTED_SECONDS,
+    REALISED_LATENCY,
+    REALISED_SECONDS,
+    REQUESTS,
+    TRANSFER_BYTES,
+    TRANSFER_LATENCY,
+    TRANSFER_SECONDS,
+    WAY_LABELS,
+    WIRE_BYTES,
+)
 from kvrelay.relay.transports.ucx import UNKNOWN
 
 logger = logging.getLogger(__name__)
-REQUESTS = "kvrelay_requests_total"
-TRANSFER_BYTES = "kvrelay_transfer_bytes_total"
-WIRE_BYTES = "kvrelay_wire_bytes_total"
-TRANSFER_SECONDS = "kvrelay_transfer_seconds_total"
-TRANSFER_LATENCY = "kvrelay_transfer_latency_seconds"
-DECISIONS = "kvrelay_decisions_total"
-PREDICTED_SECONDS = "kvrelay_predicted_seconds_total"
-REALISED_SECONDS = "kvrelay_realised_seconds_total"
-PREDICTED_LATENCY = "kvrelay_predicted_latency_seconds"
-REALISED_LATENCY = "kvrelay_realised_latency_seconds"
-LOG_DROPPED = "kvrelay_log_dropped_total"
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
-WAY_LABELS = ("transport", "path", "codec")
 ARENA = "arena"
 MIXED = "mixed"
+NO_BAND = "none"
+_COUNTS = ("reasons", "decisions", "fallbacks", "bands")
+# A load that did what it was to do, or that nobody waited for any more.
+_NO_FALLBACKS = frozenset({Reason.RELAYED, Reason.MODE_DISCARD, Reason.LOAD_CANCELLED})
+_BANDS = {
+    "requests": (BAND_REQUESTS, "Requests by how like a recent one their prompt is."),
+    "hits": (BAND_HITS, "Those of them that something was relayed for."),
+    "tokens": (BAND_TOKENS, "Tokens that were relayed for them."),
+}
 
 
 @dataclass
 class RelayStats(KVConnectorStats):
     """What has happened since the last step that told of it, in plain types.
 
-    `data`: `reasons` and `arms`, a count of each; `transfers`, of which each is transport, path,
-    codec, KV bytes, wire bytes and seconds, None where they are not this transfer's own;
-    `estimates`, each an arm, predicted and realised seconds; `log_dropped`, a count.
+    `data`: requests by `reasons`, by arm and reason of their `decisions`, and by reasons of their
+    `fallbacks`; by `bands` of similarity `requests`, `hits` and relayed `tokens`; `transfers`, of
+    which each is transport, path, codec, KV bytes, wire bytes and seconds, None where they are not
+    this transfer's own; `estimates`, each an arm, predicted and realised seconds; `log_dropped`,
+    a count.
     """
 
     def __post_init__(self) -> None:
@@ -73,8 +78,7 @@ class RelayStats(KVConnectorStats):
     def reset(self) -> None:
         """Forget everything."""
         self.data: dict[str, Any] = {
-            "reasons": {},
-            "arms": {},
+            **{kind: {} for kind in _COUNTS},
             "transfers": [],
             "estimates": [],
             "log_dropped": 0,
@@ -82,11 +86,15 @@ class RelayStats(KVConnectorStats):
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in the record of a request, see `RelayRecord.to_dict`."""
-        reasons, transfers = self.data["reasons"], self.data["transfers"]
-        reasons[record["reason"]] = reasons.get(record["reason"], 0) + 1
-        decision, arms = record["decision"], self.data["arms"]
-        arm = decision["arm"]
-        arms[arm] = arms.get(arm, 0) + 1
+        transfers = self.data["transfers"]
+        reason, decision = record["reason"], record["decision"]
+        arm, relayed = decision["arm"], record["relayed_tokens"]
+        band = {"requests": 1, "hits": int(relayed > 0), "tokens": relayed}
+        _add_up(self.data["reasons"], {reason: 1})
+        _add_up(self.data["decisions"], {arm: {decision["reason"]: 1}})
+        _add_up(self.data["bands"], {record["similarity_band"] or NO_BAND: band})
+        if arm == Arm.RELAY and reason not in _NO_FALLBACKS:
+            _add_up(self.data["fallbacks"], {reason: 1})
         predicted_s = decision["relay_s" if arm == Arm.RELAY else "recompute_s"]
         realised_s = record["first_token_s"]
         if predicted_s is not None and realised_s is not None:
@@ -105,10 +113,8 @@ class RelayStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> "RelayStats":
         """Take in what another one holds."""
-        for kind in ("reasons", "arms"):
-            counts = self.data[kind]
-            for name, count in other.data[kind].items():
-                counts[name] = counts.get(name, 0) + count
+        for kind in _COUNTS:
+            _add_up(self.data[kind], other.data[kind])
         for kind in ("transfers", "estimates", "log_dropped"):
             self.data[kind] += other.data[kind]
         return self
@@ -165,9 +171,18 @@ class RelayMetrics(KVConnectorPromMetrics):
         by_arm = [*labelnames, "arm"]
         self._decisions = counter(
             name=DECISIONS,
-            documentation="Requests by what was decided for them.",
-            labelnames=by_arm,
+            documentation="Requests by what was decided for them, and why.",
+            labelnames=[*by_arm, "reason"],
         )
+        self._fallbacks = counter(
+            name=FALLBACKS,
+            documentation="Requests that were to be relayed and were recomputed after all.",
+            labelnames=[*labelnames, "reason"],
+        )
+        self._bands = {
+            kind: counter(name=name, documentation=text, labelnames=[*labelnames, BAND_LABEL])
+            for kind, (name, text) in _BANDS.items()
+        }
         self._predicted, self._realised = (
             (
                 counter(name=total, documentation=text, labelnames=by_arm),
@@ -199,8 +214,14 @@ class RelayMetrics(KVConnectorPromMetrics):
     def _observe(self, data: Mapping[str, Any], engine: list[object]) -> None:
         for reason, count in data["reasons"].items():
             self._requests.labels(*engine, reason).inc(count)
-        for arm, count in data["arms"].items():
-            self._decisions.labels(*engine, arm).inc(count)
+        for arm, reasons in data["decisions"].items():
+            for reason, count in reasons.items():
+                self._decisions.labels(*engine, arm, reason).inc(count)
+        for reason, count in data["fallbacks"].items():
+            self._fallbacks.labels(*engine, reason).inc(count)
+        for band, counts in data["bands"].items():
+            for kind, count in counts.items():
+                self._bands[kind].labels(*engine, band).inc(count)
         for arm, *both in data["estimates"]:
             for (seconds_total, latency), value in zip(
                 (self._predicted, self._realised), both, strict=True
@@ -229,6 +250,15 @@ def path_label(path: str) -> str:
         for part in re.split("[,+]", path)
     }
     return kinds.pop() if len(kinds) == 1 else MIXED
+
+
+def _add_up(counts: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add to counts those of the same names; they may be counts by name in turn."""
+    for name, count in more.items():
+        if isinstance(count, Mapping):
+            _add_up(counts.setdefault(name, {}), count)
+        else:
+            counts[name] = counts.get(name, 0) + count
 
 
 def _one(names: str) -> str:

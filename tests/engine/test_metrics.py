@@ -9,20 +9,61 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvrelay.relay.connector import metrics
+from kvrelay.policies import Arm, Decision, Reason
+from kvrelay.policies.decision import recompute
+from kvrelay.relay import metric_names as metrics
+from kvrelay.relay.connector.metrics import RelayStats
+from kvrelay.relay.record import RelayRecord
+from kvrelay.relay.store import StoreCore
 
 WAIT_S = 60.0
-DATA = {
-    "reasons": {"relayed": 2, "no_source": 1},
-    "arms": {"relay": 2, "recompute": 1},
-    "transfers": [
-        ["nixl", "tcp", "lz4", 1000, 600, 0.3],
-        ["arena", "arena", "raw", 500, 0, 0.002],
-    ],
-    "estimates": [["relay", 0.25, 0.5]],
-    "log_dropped": 3,
+RELAY = Decision(Arm.RELAY, Reason.RELAYED, 128, relay_s=0.25)
+HERE: dict[str, Any] = {"num_bytes": 500, "load_path": "arena", "copy_s": 0.002}
+THERE: dict[str, Any] = {
+    "load_path": "nodes",
+    "transport": "nixl",
+    "path": "tcp/eth0",
+    "codec": "lz4",
+    "num_bytes": 1000,
+    "fetched_bytes": 1000,
+    "wire_bytes": 600,
+    "transfer_s": 0.3,
+}
+STORE = {
+    **StoreCore(1 << 20, time.monotonic_ns).stats(),
+    "used_bytes": 4096,
+    "leases": 3,
+    "evicted": 7,
+    "evicted_encoded": 5,
 }
 NIXL = {"transport": "nixl", "path": "tcp", "codec": "lz4"}
+
+
+def record(decision: Decision, reason: Reason, relayed: int, **changes: Any) -> dict[str, Any]:
+    return RelayRecord(
+        agent="reader",
+        policy="cost",
+        mode="auto",
+        decision=decision,
+        reason=reason,
+        prompt_tokens=200,
+        local_tokens=0,
+        recomputed_tokens=200 - relayed,
+        relayed_tokens=relayed,
+        **changes,
+    ).to_dict()
+
+
+def statistics() -> dict[str, Any]:
+    """What an engine tells after four requests, of which two are relayed."""
+    stats = RelayStats()
+    high = {"similarity_band": "high"}
+    stats.add(record(RELAY, Reason.RELAYED, 128, first_token_s=0.5, **high, **THERE))
+    stats.add(record(RELAY, Reason.RELAYED, 128, **high, **HERE))
+    stats.add(record(RELAY, Reason.LOAD_DEADLINE, 0))
+    stats.add(record(recompute(Reason.NO_SOURCE), Reason.NO_SOURCE, 0))
+    stats.add_dropped(3)
+    return stats.data
 
 
 @pytest.fixture
@@ -65,6 +106,15 @@ def value(found: dict[str, list[Any]], name: str, **labels: str) -> float | None
     return values[0] if values else None
 
 
+def wait_for(url: str, wanted: float, name: str, **labels: str) -> dict[str, list[Any]]:
+    """What a scrape finds once a metric has come to a value."""
+    deadline_s = time.monotonic() + WAIT_S
+    while value(found := scraped(url), name, **labels) != wanted:
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.2)
+    return found
+
+
 def test_a_scrape(metrics_url: str) -> None:
     class Replica:
         """What vLLM does with a connector's statistics in a Serve replica."""
@@ -95,16 +145,21 @@ def test_a_scrape(metrics_url: str) -> None:
 
     replica = ray.remote(Replica).options(num_cpus=0).remote()
     for _ in range(2):
-        ray.get(replica.observe.remote(DATA), timeout=WAIT_S)
-    deadline_s = time.monotonic() + WAIT_S
-    while value(found := scraped(metrics_url), metrics.TRANSFER_BYTES, **NIXL) != 2000:
-        assert time.monotonic() < deadline_s, found
-        time.sleep(0.2)
+        ray.get(replica.observe.remote(statistics()), timeout=WAIT_S)
+    found = wait_for(metrics_url, 2000, metrics.TRANSFER_BYTES, **NIXL)
     agent = {"model_name": "reader", "engine": "0"}
     assert value(found, metrics.REQUESTS, reason="relayed", **agent) == 4
     assert value(found, metrics.REQUESTS, reason="no_source", **agent) == 2
-    assert value(found, metrics.DECISIONS, arm="relay", **agent) == 4
-    assert value(found, metrics.DECISIONS, arm="recompute", **agent) == 2
+    assert value(found, metrics.DECISIONS, arm="relay", reason="relayed", **agent) == 6
+    assert value(found, metrics.DECISIONS, arm="recompute", reason="no_source", **agent) == 2
+    assert value(found, metrics.FALLBACKS, reason="load_deadline", **agent) == 2
+    for name, high, none in (
+        (metrics.BAND_REQUESTS, 4, 4),
+        (metrics.BAND_HITS, 4, None),
+        (metrics.BAND_TOKENS, 512, None),
+    ):
+        assert value(found, name, similarity_band="high", **agent) == high
+        assert value(found, name, similarity_band="none", **agent) == none
     assert value(found, metrics.PREDICTED_SECONDS, arm="relay", **agent) == 0.5
     assert value(found, metrics.REALISED_SECONDS, arm="relay", **agent) == 1.0
     assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
@@ -118,3 +173,27 @@ def test_a_scrape(metrics_url: str) -> None:
     assert value(found, f"{metrics.TRANSFER_LATENCY}_bucket", **NIXL, le="0.25") == 0
     assert value(found, f"{metrics.TRANSFER_LATENCY}_bucket", **NIXL, le="0.5") == 2
     ray.kill(replica)
+
+
+def test_a_scrape_of_a_store(metrics_url: str) -> None:
+    class Store:
+        """The part of the actor that tells of its store."""
+
+        def __init__(self) -> None:
+            from kvrelay.relay.store_metrics import StoreMetrics
+
+            self.metrics = StoreMetrics()
+
+        def tell(self, stats: dict[str, int]) -> None:
+            self.metrics.tell(stats)
+
+    store = ray.remote(Store).options(num_cpus=0).remote()
+    ray.get(store.tell.remote(STORE), timeout=WAIT_S)
+    found = wait_for(metrics_url, 5, metrics.STORE_EVICTIONS, place="encoded")
+    assert value(found, metrics.STORE_EVICTIONS, place="arena") == 2
+    assert value(found, metrics.STORE_CAPACITY_BYTES, place="arena") == 1 << 20
+    assert value(found, metrics.STORE_CAPACITY_BYTES, place="encoded") == 0
+    assert value(found, metrics.STORE_USED_BYTES, place="arena") == 4096
+    assert value(found, metrics.STORE_BLOCKS, place="arena") == 0
+    assert value(found, metrics.STORE_LEASES) == 3
+    ray.kill(store)

@@ -11,7 +11,8 @@ import pytest
 from kvrelay.agents.workflow import StepResult
 from kvrelay.cluster import cli, lifecycle
 from kvrelay.cluster.cli.demo import _read_input, _row
-from kvrelay.cluster.config import load_config
+from kvrelay.cluster.cli.serve import usage
+from kvrelay.cluster.config import TenantsConfig, load_config
 from kvrelay.cluster.errors import ConfigError, LifecycleError
 
 
@@ -131,3 +132,29 @@ def test_check_shows_no_secret(capsys, monkeypatch) -> None:  # type: ignore[no-
     code, out, err = run(capsys, monkeypatch, "check", str(path))
     assert code == 0, err
     assert not any(key.api_key_sha256[:8] in out + err for key in tenants.api_keys)
+
+
+def test_examples_say_where_the_key_goes() -> None:
+    url = "http://127.0.0.1:1/v1"
+    open_to_all = usage(url, "a", None)
+    assert 'OpenAI(base_url="http://127.0.0.1:1/v1", api_key="none")' in open_to_all
+    assert "Authorization" not in open_to_all
+    keys = [{"name": "t", "api_key_sha256": "0" * 64}]
+    by_key = usage(url, "a", TenantsConfig.model_validate({"api_keys": keys}))
+    assert "export OPENAI_API_KEY=" in by_key
+    assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in by_key
+    assert 'OpenAI(base_url="http://127.0.0.1:1/v1")' in by_key
+    by_header = usage(url, "a", TenantsConfig.model_validate({"trusted_header": "X-Tenant"}))
+    assert "-H 'X-Tenant: TENANT'" in by_header
+    assert 'default_headers={"X-Tenant": "TENANT"}' in by_header
+    for text in (open_to_all, by_key, by_header):
+        python = text[text.index("from openai") :]
+        compile(python, "example", "exec")
+
+
+def test_demo_wants_a_key_before_anything_starts(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    path = Path(cli.__file__).parents[1] / "configs" / "tenants.yaml"
+    code, _, err = run(capsys, monkeypatch, "demo", "--config", str(path))
+    assert code == 2
+    assert "OPENAI_API_KEY is not set" in " ".join(err.split())

@@ -11,12 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvrelay.policies import Reason
 from kvrelay.policies.decision import Arm, Decision, recompute
-from kvrelay.relay.connector import RelayConnector, metrics
+from kvrelay.relay import metric_names as metrics
+from kvrelay.relay.connector import RelayConnector
 from kvrelay.relay.connector.metrics import RelayStats, path_label
 from kvrelay.relay.record import RelayRecord
 
 ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
-OURS = ("reason", "arm", *metrics.WAY_LABELS, "le")
+OURS = ("reason", "arm", metrics.BAND_LABEL, *metrics.WAY_LABELS, "le")
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -145,16 +146,52 @@ def test_paths_have_few_labels(path: str, label: str) -> None:
     assert path_label(path) == label
 
 
-def test_decisions_by_arm() -> None:
+def test_decisions_by_arm_and_reason() -> None:
     stats = RelayStats()
     for reason in (Reason.RELAYED, Reason.NO_SOURCE, Reason.NO_SOURCE):
         stats.add(record(reason=reason))
-    stats.add(record(reason=Reason.LOAD_DEADLINE, decision=Decision(Arm.RELAY, Reason.RELAYED, 9)))
-    found = exported(told(stats))
-    assert found[metrics.DECISIONS, "relay"] == 2
-    assert found[metrics.DECISIONS, "recompute"] == 2
+    decided = Decision(Arm.RELAY, Reason.RELAYED, 9)
+    stats.add(record(reason=Reason.LOAD_DEADLINE, decision=decided))
+    found = exported(told(RelayStats().aggregate(stats)), told(stats))
+    assert found[metrics.DECISIONS, "relayed", "relay"] == 4
+    assert found[metrics.DECISIONS, "no_source", "recompute"] == 4
+    assert len([name for name, *_ in found if name == metrics.DECISIONS]) == 2
     assert not [name for name, *_ in found if "predicted" in name or "realised" in name]
     assert (metrics.LOG_DROPPED,) not in found or found[metrics.LOG_DROPPED,] == 0
+
+
+def test_fallbacks_are_relays_that_were_recomputed_after_all() -> None:
+    stats = RelayStats()
+    decided = Decision(Arm.RELAY, Reason.RELAYED, 9)
+    for reason in (
+        Reason.LOAD_CORRUPT,
+        Reason.LOAD_CORRUPT,
+        Reason.SOURCE_LOST,
+        Reason.MODE_DISCARD,
+        Reason.LOAD_CANCELLED,
+    ):
+        stats.add(record(reason=reason, decision=decided))
+    stats.add(record())
+    stats.add(record(reason=Reason.STORE_UNAVAILABLE))  # nothing was to be relayed
+    found = exported(told(RelayStats().aggregate(stats)))
+    counted = {key: value for key, value in found.items() if key[0] == metrics.FALLBACKS}
+    assert counted == {
+        (metrics.FALLBACKS, "load_corrupt"): 2,
+        (metrics.FALLBACKS, "source_lost"): 1,
+    }
+
+
+def test_hits_by_band_of_similarity() -> None:
+    stats, other = RelayStats(), RelayStats()
+    stats.add(record(similarity_band="high"))
+    stats.add(record(similarity_band="low", reason=Reason.NO_SOURCE))
+    other.add(record(similarity_band="high", reason=Reason.NO_SOURCE))
+    other.add(record())
+    found = exported(told(stats.aggregate(other)))
+    for band, requests, hits in (("high", 2, 1), ("low", 1, 0), ("none", 1, 1)):
+        assert found[metrics.BAND_REQUESTS, band] == requests
+        assert found[metrics.BAND_HITS, band] == hits
+        assert found[metrics.BAND_TOKENS, band] == 128 * hits
 
 
 def test_predicted_and_realised_seconds() -> None:
