@@ -8,6 +8,11 @@ from typing import Any
 
 from openai import OpenAI
 
+from kvrelay.bench.hit import blocks_saved
+from kvrelay.bench.settle import StoreWatch
+
+STILL_S = 0.3
+
 
 def prompt_ids(seed: int, num_tokens: int) -> list[int]:
     """Token ids that no other test uses."""
@@ -34,6 +39,22 @@ def record(answer: Any) -> dict[str, Any]:
     return content
 
 
-def settle() -> None:
-    """Saves go on for a moment after the answer; nothing outside shows when they are done."""
-    time.sleep(0.5)
+def committed(store: StoreWatch) -> int:
+    """What the store has, once the saves of earlier requests are over: nothing has come of late."""
+    count, still_since_s = store.committed(), time.monotonic()
+    while time.monotonic() - still_since_s < STILL_S:
+        time.sleep(0.02)
+        if (now := store.committed()) != count:
+            count, still_since_s = now, time.monotonic()
+    return count
+
+
+def publish(
+    store: StoreWatch, client: OpenAI, agent: str, prompt: list[int], **options: Any
+) -> Any:
+    """An agent's answer to a new prompt, once the store has all that it computed for it."""
+    since = committed(store)
+    answer = complete(client, agent, prompt, **options)
+    # Nothing is computed for the last token.
+    store.wait(since, blocks_saved(len(prompt) + len(answer.choices[0].token_ids) - 1))
+    return answer

@@ -12,14 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from calls import OPERATOR, OPERATOR_TOKEN
 from openai import OpenAI
 
+from kvrelay.bench.settle import StoreWatch
 from kvrelay.cluster import preflight
 from kvrelay.cluster.session import Session
 
@@ -63,6 +66,14 @@ class App:
     url: str
     runtime_dir: Path
     stderr: Path
+
+    def store_address(self) -> str:
+        """The name of the socket on which its KV store listens."""
+        tree = psutil.Process(self.process.pid).children(recursive=True)
+        (store,) = [each for each in tree if each.cmdline()[:1] == ["ray::KVStore"]]
+        names = {socket.laddr for socket in store.net_connections("unix")}
+        (address,) = {name.removeprefix("@") for name in names if name.startswith("@kvrelay-")}
+        return address
 
     def sessions(self, monkeypatch: pytest.MonkeyPatch) -> list[Session]:
         """What it has on record."""
@@ -117,6 +128,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 def client(app: App) -> Iterator[OpenAI]:
     with OpenAI(base_url=app.url, api_key="none", max_retries=0, timeout=120) as client:
         yield client
+
+
+@pytest.fixture
+def store(app: App) -> Iterator[StoreWatch]:
+    """What the app's store counts."""
+    with closing(StoreWatch(app.store_address())) as store:
+        yield store
 
 
 @pytest.fixture

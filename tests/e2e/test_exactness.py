@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from calls import complete, prompt_ids, record, settle
+from calls import complete, prompt_ids, publish, record
 from openai import OpenAI
+
+from kvrelay.bench.settle import StoreWatch
 
 STEPS = 16
 
@@ -18,10 +20,11 @@ def outcome(answer: Any) -> tuple[list[int], list[dict[str, float]]]:
 
 @pytest.mark.parametrize("output", [2, 40])
 @pytest.mark.parametrize("length", [130, 383, 640])
-def test_tail_equals_the_producer_going_on(client: OpenAI, length: int, output: int) -> None:
+def test_tail_equals_the_producer_going_on(
+    client: OpenAI, store: StoreWatch, length: int, output: int
+) -> None:
     prompt = prompt_ids(1000 + length + output, length)
-    own = complete(client, "a", prompt, max_tokens=output + STEPS, logprobs=5)
-    settle()
+    own = publish(store, client, "a", prompt, max_tokens=output + STEPS, logprobs=5)
     tokens, logprobs = outcome(own)
     continued = complete(client, "b", prompt + tokens[:output], max_tokens=STEPS, logprobs=5)
     assert record(continued)["relayed_tokens"] == length + output - 1
@@ -29,12 +32,11 @@ def test_tail_equals_the_producer_going_on(client: OpenAI, length: int, output: 
 
 
 @pytest.mark.parametrize("length", [127, 128, 129, 512])
-def test_relay_equals_a_local_hit(client: OpenAI, length: int) -> None:
+def test_relay_equals_a_local_hit(client: OpenAI, store: StoreWatch, length: int) -> None:
     whole = length // 128 * 128
     shared = prompt_ids(2000 + length, length)[:whole]
-    complete(client, "a", prompt_ids(2000 + length, length))
+    publish(store, client, "a", prompt_ids(2000 + length, length))
     complete(client, "plain", [*shared, 7])
-    settle()
     prompt = shared + prompt_ids(3000 + length, 32)
     relayed = complete(client, "b", prompt, max_tokens=32, logprobs=5)
     local = complete(client, "plain", prompt, max_tokens=32, logprobs=5)

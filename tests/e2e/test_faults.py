@@ -6,8 +6,10 @@ import time
 from typing import Any
 
 import psutil
-from calls import complete, prompt_ids, record
+from calls import complete, prompt_ids, publish, record
 from openai import OpenAI
+
+from kvrelay.bench.settle import StoreWatch
 
 
 def processes(app: Any, title: str) -> list[psutil.Process]:
@@ -45,10 +47,11 @@ def test_the_store_is_killed_and_comes_back(app: Any, client: OpenAI) -> None:
     assert content["relayed_tokens"] == 300
 
 
-def test_the_producers_engine_is_killed_and_its_work_stays(app: Any, client: OpenAI) -> None:
-    prompt = prompt_ids(51, 500)
-    complete(client, "a", prompt)
-    time.sleep(0.5)
+def test_the_producers_engine_is_killed_and_its_work_stays(
+    app: Any, client: OpenAI, store: StoreWatch
+) -> None:
+    prompt = prompt_ids(5051, 500)
+    publish(store, client, "a", prompt)
     replica = next(
         process
         for process in psutil.Process(app.process.pid).children(recursive=True)

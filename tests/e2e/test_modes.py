@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from calls import complete, prompt_ids, record, settle
+from calls import complete, prompt_ids, publish, record
 from openai import OpenAI, PermissionDeniedError
+
+from kvrelay.bench.settle import StoreWatch
 
 BLOCK = 128
 GATED = ["relay", "lookup_only", "pull_and_discard"]
@@ -22,12 +24,11 @@ def test_without_permission(client: OpenAI, mode: str, headers: dict[str, str]) 
     assert error["param"] == "kv_transfer_params.kvrelay.mode"
 
 
-def test_with_permission(client: OpenAI, operator: OpenAI) -> None:
+def test_with_permission(client: OpenAI, operator: OpenAI, store: StoreWatch) -> None:
     want = {"relay": "relayed", "lookup_only": "mode_lookup_only"}
     for seed, mode in enumerate(GATED, 71):
         prompt = prompt_ids(seed, 600)
-        complete(client, "a", prompt)
-        settle()
+        publish(store, client, "a", prompt)
         content = record(complete(operator, "b", [*prompt, 5000], mode=mode))
         assert (content["mode"], content["reason"]) == (mode, want.get(mode, "mode_discard"))
         held = 600 // BLOCK * BLOCK

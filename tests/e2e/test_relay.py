@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from calls import complete, prompt_ids, record
+from calls import committed, complete, prompt_ids, publish, record
 from openai import OpenAI
 
 from kvrelay.agents.layout import ChatLayout
 from kvrelay.agents.workflow import Pipeline, Step
+from kvrelay.bench.hit import blocks_saved
+from kvrelay.bench.settle import StoreWatch
 from kvrelay.cluster.model import ensure_model
 
 BLOCK = 128
 pytest.importorskip("kvrelay.relay.connector", reason="the connector is not there yet")
-
-
-def relayed(client: OpenAI, prompt: list[int]) -> Any:
-    """B's answer once it has something by relay: A's blocks are saved in the background.
-
-    Every attempt changes the last token, so that B's own cache never has the whole prompt.
-    """
-    deadline_s = time.monotonic() + 10
-    while True:
-        answer = complete(client, "b", prompt)
-        if record(answer)["relayed_tokens"] > 0 or time.monotonic() > deadline_s:
-            return answer
-        prompt = [*prompt[:-1], prompt[-1] + 1]
 
 
 def test_a_prompt_that_nobody_has_seen(client: OpenAI) -> None:
@@ -40,10 +28,10 @@ def test_a_prompt_that_nobody_has_seen(client: OpenAI) -> None:
     assert content["relayed_tokens"] == content["local_tokens"] == 0
 
 
-def test_b_takes_over_what_a_has_computed(client: OpenAI) -> None:
+def test_b_takes_over_what_a_has_computed(client: OpenAI, store: StoreWatch) -> None:
     prompt = prompt_ids(2, 1000)
-    complete(client, "a", prompt)
-    content = record(relayed(client, [*prompt, 5000]))
+    publish(store, client, "a", prompt)
+    content = record(complete(client, "b", [*prompt, 5000]))
     assert content["reason"] == "relayed"
     assert content["relayed_tokens"] >= 1000 // BLOCK * BLOCK
     assert content["num_bytes"] > 0
@@ -51,13 +39,13 @@ def test_b_takes_over_what_a_has_computed(client: OpenAI) -> None:
     assert sum(content[part] for part in parts) == content["prompt_tokens"] == 1001
 
 
-def test_the_relayed_answer_is_as_good(client: OpenAI) -> None:
+def test_the_relayed_answer_is_as_good(client: OpenAI, store: StoreWatch) -> None:
     text = "Water boils at one hundred degrees. Ice melts at zero degrees. " * 20
     layout = ChatLayout.load(ensure_model("demo"))
     prompt = layout.encode(text + "The sky is blue. The grass is")
     want = complete(client, "plain", prompt, max_tokens=1).choices[0].token_ids
-    complete(client, "a", prompt[:-1])
-    answer = relayed(client, prompt)
+    publish(store, client, "a", prompt[:-1])
+    answer = complete(client, "b", prompt)
     assert record(answer)["relayed_tokens"] > 0
     assert answer.choices[0].token_ids[:1] == want
 
@@ -71,11 +59,11 @@ def test_recompute_takes_nothing(client: OpenAI) -> None:
     assert content["mode"] == "recompute"
 
 
-def test_salts_are_kept_apart(client: OpenAI) -> None:
-    prompt = prompt_ids(4, 600)
+def test_salts_are_kept_apart(client: OpenAI, store: StoreWatch) -> None:
+    prompt, since = prompt_ids(4, 600), committed(store)
     options: Any = {"prompt": prompt, "max_tokens": 1}
     client.completions.create(model="a", **options, extra_body={"cache_salt": "tenant-1"})
-    time.sleep(1)  # the save, if there were one that could be found
+    store.wait(since, blocks_saved(600))
     for salt in ("tenant-2", None):
         extra = {} if salt is None else {"cache_salt": salt}
         answer = client.completions.create(model="b", **options, extra_body=extra)

@@ -170,10 +170,11 @@ def test_block_evicted_under_a_load_is_recomputed(pair: Pair, store: StoreClient
     a, b = pair
     prompt = text_tokens(32, 6 * BLOCK)
     a.one(prompt)
-    b.execute(SLOW_LOADS, seconds=0.05)
+    last = block_key(a, prompt, 5)
+    b.execute(SLOW_LOADS, seconds=0.2)  # all of them take less than the deadline
     request_id = b.add(prompt + OTHER, max_tokens=8)
     b.step()
-    store.drop([block_key(a, prompt, 5)])
+    store.drop([last])
     b.run()
     b.execute(NORMAL_LOADS)
     result = b.result(request_id)

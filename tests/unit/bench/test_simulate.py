@@ -293,10 +293,10 @@ def test_a_hundred_agents_on_twenty_nodes_take_less_than_a_minute() -> None:
     world = World(20, 100, (parse_link("1gbit"), parse_link("100mbit")))
     trace = paced(generate(TOOL_AGENT.scaled(20_000 / TOOL_AGENT.num_requests), 1), world, 0.6)
     agents = np.random.default_rng(1).integers(100, size=len(trace)).tolist()
-    start_s = time.perf_counter()
+    start_s = time.process_time()  # others may have the cores meanwhile
     for policy in ("always", "never", "min_tokens:256", "cost"):
         simulate(trace, world, policy, agents, 1)
-    assert time.perf_counter() - start_s < 60
+    assert time.process_time() - start_s < 60
 
 
 # Rows

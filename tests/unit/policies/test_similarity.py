@@ -113,11 +113,11 @@ def test_eight_thousand_tokens_take_little_time() -> None:
     recent = Recent(jaccard)
 
     def measure_s(prompt: str | list[int]) -> float:
-        start_s = time.perf_counter()
+        start_s = time.thread_time()  # others may have the cores meanwhile
         row = signature(prompt_words(prompt))
         assert row is not None
         recent.compare_and_add("scope", row)
-        return time.perf_counter() - start_s
+        return time.thread_time() - start_s
 
     for prompt in (ids(1, 8000), text):
         for _ in range(600):  # until the memory is full

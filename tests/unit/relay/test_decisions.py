@@ -306,8 +306,9 @@ def test_a_killed_writer_loses_nothing_that_it_had_written(tmp_path: Path) -> No
         " decisions_bytes=1 << 20)\n"
         "log = open_log(settings)\n"
         "for n in range(50): log.offer({'request_id': str(n), 'schema_version': 1})\n"
-        "while not log._queue.empty(): time.sleep(0.01)\n"
-        "time.sleep(0.2); print('written', flush=True); time.sleep(60)\n"
+        "def lines(): return sum(p.read_bytes().count(10) for p in Path(sys.argv[1]).iterdir())\n"
+        "while lines() < 50: time.sleep(0.01)\n"
+        "print('written', flush=True); time.sleep(60)\n"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path), os.environ.get("PYTHONPATH", "")],

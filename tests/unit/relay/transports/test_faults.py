@@ -310,7 +310,7 @@ def test_plasma_source_killed(hosts: HostMaker) -> None:
     while not isinstance(told := reader.call("poll", read), str) and told < len(SPANS):
         assert time.monotonic() < end
         landed = told
-    assert reader.call("wait_quiet", read, 1.0)
+    assert reader.call("wait_quiet", read, 5.0)
     assert reader.call("digests", SPANS[:landed]) == wanted[:landed]
 
 
