@@ -42,9 +42,9 @@ def test_the_store_is_killed_and_comes_back(app: Any, client: OpenAI) -> None:
         complete(client, "a", prompt)
         time.sleep(0.5)
         content = record(complete(client, "b", [*prompt, 7]))
-        if content["reason"] == "relayed":
+        if content["relayed_tokens"] == 300:  # fewer if a's saves were not over
             break
-    assert content["relayed_tokens"] == 300
+    assert (content["reason"], content["relayed_tokens"]) == ("relayed", 300)
 
 
 def test_the_producers_engine_is_killed_and_its_work_stays(
