@@ -68,13 +68,14 @@ def demo(
     text, title = _read_input(file)
     settings = load_config(config or _CONFIG)
     settings = with_port(settings, preflight.free_port(settings.http.host))
-    model, key = _common_model(settings), client_key(settings)
+    model = _common_model(settings)
+    client_key(settings)  # says what is missing before anything starts
     source = ensure_model(model, lambda line: err.print(line, highlight=False))
     with signals_as_exit(), ExitStack() as display:
         progress = display.enter_context(startup_display())
         with running(settings, progress) as session:
             display.close()
-            relayed, recomputed = _work(settings, session.url, key, source, text, tokens)
+            relayed, recomputed = _work(settings, session.url, source, text, tokens)
             err.print("stopping")
     rows = [_row(*pair) for pair in zip(relayed, recomputed, strict=True)]
     _show(rows, relayed, title)
@@ -108,7 +109,7 @@ def _common_model(config: ClusterConfig) -> str:
 
 
 def _work(
-    config: ClusterConfig, url: str, key: str, model: Path | str, text: str, tokens: int
+    config: ClusterConfig, url: str, model: Path | str, text: str, tokens: int
 ) -> tuple[list[StepResult], list[StepResult]]:
     """Run the pipeline with relay, then without."""
     from openai import OpenAI  # late: it takes a second that --help need not
@@ -118,7 +119,7 @@ def _work(
     layout = ChatLayout.load(model)
     context = layout.truncate(text, tokens)
     steps = [Step(a.name, a.system_prompt or "Continue.", OUTPUT_TOKENS) for a in config.agents]
-    with OpenAI(base_url=url, api_key=key, timeout=300, max_retries=0) as client:
+    with OpenAI(base_url=url, api_key=client_key(config), timeout=300, max_retries=0) as client:
         pipeline = Pipeline(steps, client, layout)
         with err.status("warming up"):
             pipeline.run(" ".join(reversed(context.split(" "))), cache_salt="warm-up")

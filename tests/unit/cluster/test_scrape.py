@@ -112,7 +112,8 @@ def test_status_shows_them(node: str, tmp_path: Path, capsys, monkeypatch) -> No
     ).save()
     out, err = status(capsys, monkeypatch)
     shown = [line.split() for line in out.splitlines()]
-    assert [str(process.pid), *"12 7 1 2.0 1.0 of 10 6 11".split()] in shown
+    figures_shown = ["12", "7", "1", "2.0", "1.0", "of", "10", "6", "11"]
+    assert [str(process.pid), *figures_shown] in shown
     assert silent in "".join(err.split())
     (row,) = json.loads(status(capsys, monkeypatch, "--json")[0])["clusters"]
     assert row["metrics"]["requests"]["relayed"] == 7
