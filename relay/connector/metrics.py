@@ -18,9 +18,16 @@ and `engine`; then those below. All have few values: a path is told without its 
     kvrelay_realised_seconds_total{arm}        and as they were; only of requests that have both
     kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
     kvrelay_log_dropped_total                  records that are missing in the decision log
+    kvrelay_saving_seconds{stratum}            seconds of TTFT that relay saves per request, where
+                                               the policy prefers it; NaN without an interval
+    kvrelay_saving_lower_seconds{stratum}, kvrelay_saving_upper_seconds{stratum}    its interval,
+                                               valid at every look
+    kvrelay_saving_requests{stratum}           requests that it rests on
+    kvrelay_stratum_off{stratum}               1 where relay was seen to lose: off, or on trial
 
 The seconds stand there twice since Ray 2.60 makes a histogram anew of the middles of its buckets,
-so that its `_sum` is no sum. Interface: vllm.distributed.kv_transfer.kv_connector.v1.metrics.
+so that its `_sum` is no sum. A stratum is `nodes/512-2k/>=90%`, one of some dozens, or `all`.
+Interface: vllm.distributed.kv_transfer.kv_connector.v1.metrics.
 """
 
 import logging
@@ -29,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -37,6 +44,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from kvrelay.policies import Arm
 from kvrelay.relay.codecs.raw import RawCodec
+from kvrelay.relay.connector.audit import Savings
 from kvrelay.relay.transports.ucx import UNKNOWN
 
 logger = logging.getLogger(__name__)
@@ -51,10 +59,23 @@ REALISED_SECONDS = "kvrelay_realised_seconds_total"
 PREDICTED_LATENCY = "kvrelay_predicted_latency_seconds"
 REALISED_LATENCY = "kvrelay_realised_latency_seconds"
 LOG_DROPPED = "kvrelay_log_dropped_total"
+SAVING = "kvrelay_saving_seconds"
+SAVING_LOWER = "kvrelay_saving_lower_seconds"
+SAVING_UPPER = "kvrelay_saving_upper_seconds"
+SAVING_REQUESTS = "kvrelay_saving_requests"
+STRATUM_OFF = "kvrelay_stratum_off"
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
 WAY_LABELS = ("transport", "path", "codec")
 ARENA = "arena"
 MIXED = "mixed"
+# In the order of `Savings`.
+_SAVINGS = {
+    SAVING: "Seconds of TTFT that relay saves per request where the policy prefers it.",
+    SAVING_LOWER: "The lower end of that estimate's interval.",
+    SAVING_UPPER: "The upper end of that estimate's interval.",
+    SAVING_REQUESTS: "Requests that the estimate rests on.",
+    STRATUM_OFF: "1 where relay was seen to lose, and is off or on trial.",
+}
 
 
 @dataclass
@@ -63,7 +84,8 @@ class RelayStats(KVConnectorStats):
 
     `data`: `reasons` and `arms`, a count of each; `transfers`, of which each is transport, path,
     codec, KV bytes, wire bytes and seconds, None where they are not this transfer's own;
-    `estimates`, each an arm, predicted and realised seconds; `log_dropped`, a count.
+    `estimates`, each an arm, predicted and realised seconds; `log_dropped`, a count; `savings`, see
+    `Savings`, of the strata of which there is news.
     """
 
     def __post_init__(self) -> None:
@@ -78,6 +100,7 @@ class RelayStats(KVConnectorStats):
             "transfers": [],
             "estimates": [],
             "log_dropped": 0,
+            "savings": {},
         }
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -103,6 +126,10 @@ class RelayStats(KVConnectorStats):
         """Take in records that the decision log has dropped."""
         self.data["log_dropped"] += count
 
+    def add_savings(self, savings: Savings) -> None:
+        """Take in what relay saves; it replaces what was told of the same strata."""
+        self.data["savings"].update(savings)
+
     def aggregate(self, other: KVConnectorStats) -> "RelayStats":
         """Take in what another one holds."""
         for kind in ("reasons", "arms"):
@@ -111,6 +138,7 @@ class RelayStats(KVConnectorStats):
                 counts[name] = counts.get(name, 0) + count
         for kind in ("transfers", "estimates", "log_dropped"):
             self.data[kind] += other.data[kind]
+        self.data["savings"].update(other.data["savings"])
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -188,6 +216,15 @@ class RelayMetrics(KVConnectorPromMetrics):
             documentation="Records of requests that the decision log has dropped.",
             labelnames=list(labelnames),
         )
+        self._savings = [
+            metric_types[Gauge](
+                name=name,
+                documentation=text,
+                labelnames=[*labelnames, "stratum"],
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in _SAVINGS.items()
+        ]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Count what `RelayStats.data` holds. Never raises: it would end the engine's output."""
@@ -209,6 +246,10 @@ class RelayMetrics(KVConnectorPromMetrics):
                 latency.labels(*engine, arm).observe(value)
         if data["log_dropped"]:
             self._log_dropped.labels(*engine).inc(data["log_dropped"])
+        for stratum, values in data["savings"].items():
+            for gauge, value in zip(self._savings, values, strict=True):
+                if value is not None:
+                    gauge.labels(*engine, stratum).set(float(value))
         for *way, num_bytes, wire_bytes, seconds in data["transfers"]:
             self._bytes.labels(*engine, *way).inc(num_bytes)
             if wire_bytes:

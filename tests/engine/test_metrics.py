@@ -1,5 +1,6 @@
 """Metrics through a real Ray: what a scrape of the node's metrics port brings."""
 
+import math
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvrelay.relay.connector import metrics
 
 WAIT_S = 60.0
+STRATUM = "nodes/512-2k/>=90%"
 DATA = {
     "reasons": {"relayed": 2, "no_source": 1},
     "arms": {"relay": 2, "recompute": 1},
@@ -21,6 +23,10 @@ DATA = {
     ],
     "estimates": [["relay", 0.25, 0.5]],
     "log_dropped": 3,
+    "savings": {
+        "all": [0.2, 0.1, 0.3, 40, None],
+        STRATUM: [math.nan, -math.inf, math.inf, 0, True],
+    },
 }
 NIXL = {"transport": "nixl", "path": "tcp", "codec": "lz4"}
 
@@ -109,6 +115,10 @@ def test_a_scrape(metrics_url: str) -> None:
     assert value(found, metrics.REALISED_SECONDS, arm="relay", **agent) == 1.0
     assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
     assert value(found, metrics.LOG_DROPPED, **agent) == 6
+    assert value(found, metrics.SAVING, stratum="all", **agent) == 0.2
+    assert value(found, metrics.SAVING_LOWER, stratum=STRATUM, **agent) == -math.inf
+    assert value(found, metrics.STRATUM_OFF, stratum=STRATUM, **agent) == 1
+    assert math.isnan(value(found, metrics.SAVING, stratum=STRATUM, **agent))
     assert value(found, metrics.WIRE_BYTES, **NIXL, **agent) == 1200
     assert (
         value(found, metrics.TRANSFER_BYTES, transport="arena", path="arena", codec="raw") == 1000
