@@ -44,6 +44,7 @@ class Driver:
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
         salt: str | None = None,
+        session: str | None = None,
         kvrelay: Any = None,
         labels: Any = None,
     ) -> str:
@@ -70,7 +71,7 @@ class Driver:
         if salt is not None:
             inputs["cache_salt"] = salt
         self.begun_s[request_id] = time.perf_counter()
-        self.engine.add_request(request_id, inputs, params)
+        self.engine.add_request(request_id, inputs, params, session_id=session)
         return request_id
 
     def step(self, steps: int = 1) -> list[str]:

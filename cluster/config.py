@@ -192,8 +192,10 @@ class RelayConfig(_Strict):
         policy: `always`, `never`, `min_tokens:N`, `floor_and_queue:N,LOADS`, `cost`: what measured
             costs of this engine say is cheaper; or `similarity:0.85,0.90`, which goes by the cosine
             of `embedding_model`: for KV on this node, and on others.
-        exploration: share of its decisions that `cost` leaves to chance, to notice when costs
-            change; while it knows too little, more. 0: none.
+        exploration: share of sessions to which `cost` gives the other arm by lot, to notice when
+            costs change, and where relay does not pay; while it knows too little, more. 0: none.
+        switchback_s: for an experiment with `cost`: all agents relay whatever they can, or nothing,
+            in turns of so many seconds, which `kvrelay payoff --switchback` compares; 0: no turns.
         queue_weight: what a second that a request behind waits weighs for `cost`, against one
             of the request's own.
         load_deadline_s: a load that takes longer is given up and recomputed.
@@ -214,6 +216,7 @@ class RelayConfig(_Strict):
     encoded_bytes: ByteSizeOrNone = 0
     policy: PolicyName = "always"
     exploration: float = Field(default=0.01, ge=0, le=0.5)
+    switchback_s: float = Field(default=0, ge=0, allow_inf_nan=False)
     queue_weight: float = Field(default=0.5, ge=0)
     load_deadline_s: float = Field(default=2.0, gt=0)
     load_patience: float = Field(default=3.0, ge=1)
@@ -229,11 +232,20 @@ class RelayConfig(_Strict):
             raise ValueError(f"policy '{self.policy}' needs embedding_model, such as minilm")
         return self
 
+    @model_validator(mode="after")
+    def _check_switchback(self) -> RelayConfig:
+        if 0 < self.switchback_s < 1:
+            raise ValueError("switchback_s must be 0 or at least 1")
+        if self.switchback_s and self.policy != "cost":
+            raise ValueError(f"switchback_s needs the policy cost, not '{self.policy}'")
+        return self
+
     def settings(self, agent: str) -> RelaySettings:
         """The connector's settings for one agent, without the node's store address."""
         return RelaySettings(
             policy=self.policy,
             exploration=self.exploration,
+            switchback_s=self.switchback_s,
             queue_weight=self.queue_weight,
             capacity_bytes=self.capacity_bytes,
             encoded_bytes=self.encoded_bytes,

@@ -11,12 +11,17 @@ Row = dict[str, Any]
 _MANY = 1_000_000
 
 
-def make_row(label: str, estimate: Estimate) -> Row:
-    """An estimate in plain JSON types; None where there is no figure yet."""
+def make_row(label: str, estimate: Estimate, off_requests: int = 0) -> Row:
+    """An estimate in plain JSON types; None where there is no figure yet.
+
+    Args:
+        off_requests: of its requests, those that were recomputed since their stratum was off.
+    """
     return {
         "stratum": label,
         "requests": estimate.requests,
         "sessions": estimate.sessions,
+        "off_requests": off_requests,
         "saving_s": _finite(estimate.saving_s),
         "lower_s": _finite(estimate.lower_s),
         "upper_s": _finite(estimate.upper_s),

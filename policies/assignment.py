@@ -8,12 +8,13 @@ those of the other arm: the *direct* effect, right for the next decision. Blocks
 cluster: the *global* effect, which alone knows what relays do to each other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from kvrelay.policies.decision import Arm
+from kvrelay.policies.decision import Arm, Decision, Reason
 
 _DRAW_BITS = 53  # as many as a float holds, so that a draw is never rounded up to 1
+_BURN_IN = 0.25  # of a cluster's blocks
 
 
 def session_draw(salt: bytes, epoch: int, session: str) -> float:
@@ -52,7 +53,7 @@ def assign(draw: float, share: float, preferred: Arm) -> Assignment:
 
     To be asked only where both arms are feasible; elsewhere there is nothing to draw, and the
     propensity is 1. Draws at the lower end relay and those at the upper end recompute, so a
-    session that was drawn keeps its arm when the share grows.
+    session that was drawn keeps its arm when the share grows; 0.5 is what is preferred.
 
     Args:
         draw: the session's, in [0, 1).
@@ -67,11 +68,54 @@ def assign(draw: float, share: float, preferred: Arm) -> Assignment:
     half = share / 2
     if draw < half:
         arm, explored = Arm.RELAY, True
-    elif draw >= 1.0 - half:
+    elif draw > 1.0 - half:
         arm, explored = Arm.RECOMPUTE, True
     else:
         arm, explored = preferred, False
     return Assignment(arm, 1.0 - half if arm is preferred else half, explored)
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What a policy wants for a request that could be relayed, before any lot.
+
+    Attributes:
+        decision: what it would do, with what it expects of both arms.
+        relay_tokens: tokens that a relay takes from outside, whichever arm is preferred.
+        share: of sessions for which the lot is to decide, in [0, 1]; the less is known, the more.
+    """
+
+    decision: Decision
+    relay_tokens: int
+    share: float = 0.0
+
+    def given(
+        self,
+        assigned: Assignment,
+        otherwise: Arm | None = None,
+        because: Reason = Reason.EXPLORED,
+    ) -> Decision:
+        """The decision on a request that was assigned an arm.
+
+        Args:
+            assigned: which, and how probable that was.
+            otherwise: what is done without the lot; None: what is preferred.
+            because: why it recomputes if it does so although a relay is preferred.
+        """
+        mine, arm = self.decision, assigned.arm
+        relays = arm is Arm.RELAY
+        reason = mine.reason
+        if arm is not mine.arm:
+            reason = Reason.RELAYED if relays else because
+        return replace(
+            mine,
+            arm=arm,
+            reason=reason,
+            num_tokens=self.relay_tokens if relays else 0,
+            propensity=assigned.propensity,
+            preferred=mine.arm,
+            explored=arm is not (otherwise or mine.arm),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +142,14 @@ class Switchback:
                 f"a block of {self.block_s} s needs a burn-in of at least 0 s that is shorter, "
                 f"got {self.burn_in_s} s"
             )
+
+    @classmethod
+    def of_cluster(cls, block_s: float) -> "Switchback":
+        """The plan to which every engine of a cluster comes by the length of its blocks alone.
+
+        Anyone can tell which arm comes next: whoever sends requests must not go by that.
+        """
+        return cls(0, block_s, _BURN_IN * block_s)
 
     def pair(self, time_s: float) -> int:
         """Number of the pair of blocks: the unit that is independent of others."""

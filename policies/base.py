@@ -54,8 +54,8 @@ class RelayView:
             it was not measured. That the candidates match exactly does not rest on it.
         ahead: what this engine computes before it comes to this request: prompts of its batch.
         beside: what it decodes in each step meanwhile.
-        draw: a number from [0, 1), drawn for this decision: policies have no randomness of
-            their own.
+        draw: a number from [0, 1), drawn for this request or its session: policies have no
+            randomness of their own. 0.5 leaves nothing to chance, see `assignment.assign`.
     """
 
     prompt_tokens: int

@@ -10,14 +10,15 @@ behind it. The last term is what others wait for: computing keeps the engine bus
 not, so the more requests wait behind this one, the more a saved prefill is worth.
 
 While recomputing, or relaying all that is held, has a cost that is not known well enough, a fixed
-rule decides, and the record says so. Whatever decides, chance takes the other arm now and then:
-`exploration` of the time, and half the time if it is that arm whose cost is not known. The
+rule decides, and the record says so. Whatever is preferred, a lot gives the other arm now and then:
+in `exploration` of all sessions, and in half of them if it is that arm whose cost is not known. The
 probabilities are in the record.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvrelay.policies.assignment import Preference, assign
 from kvrelay.policies.base import RelayPolicy, RelayView
 from kvrelay.policies.costs import Costs
 from kvrelay.policies.decision import Arm, Decision, Reason
@@ -47,7 +48,7 @@ class CostPolicy(RelayPolicy):
 
         Args:
             costs: what is known.
-            exploration: share of decisions left to chance; 0 takes nothing by chance, so that
+            exploration: share of sessions that get the other arm by lot; 0: none do, so that
                 what is not known stays so until other requests happen to show it.
             queue_weight: weight of a second that a request behind this one waits for its
                 prefill; a second of its own weighs 1.
@@ -65,6 +66,14 @@ class CostPolicy(RelayPolicy):
         return "cost"
 
     def decide(self, view: RelayView) -> Decision:
+        wanted = self.prefer(view)
+        return wanted.given(assign(view.draw, wanted.share, wanted.decision.arm))
+
+    def prefer(self, view: RelayView) -> Preference:
+        """Which arm is cheaper, and for which share of sessions a lot is to decide.
+
+        Whoever draws that lot must not call `decide`, which draws it too.
+        """
         own = Work.of(view.local_tokens, view.prompt_tokens - view.local_tokens)
         recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
         recompute_is_sure = self.costs.is_sure_of_prefill(own)
@@ -82,12 +91,9 @@ class CostPolicy(RelayPolicy):
         share = self._exploration
         if share and not other_is_sure:
             share = UNSURE_EXPLORATION
-        explored = view.draw < share
-        if explored:
-            chosen = Arm.RECOMPUTE if chosen is Arm.RELAY else Arm.RELAY
-        return Decision(
+        decision = Decision(
             chosen,
-            _reason(chosen, explored, is_sure),
+            _reason(chosen, is_sure),
             relay.num_tokens if chosen is Arm.RELAY else 0,
             relay_s=relay.latency.p50_s,
             relay_p5_s=relay.latency.p5_s,
@@ -98,10 +104,10 @@ class CostPolicy(RelayPolicy):
             recompute_p75_s=recompute.p75_s,
             recompute_p95_s=recompute.p95_s,
             load_p95_s=relay.load.p95_s,
-            propensity=share if explored else 1.0 - share,
-            explored=explored,
             uncalibrated=not is_sure,
         )
+        # Of the sessions for which the lot decides, half get the other arm.
+        return Preference(decision, relay.num_tokens, 2 * share)
 
     def _relays(self, view: RelayView) -> Sequence[_Relay]:
         """Every candidate, priced."""
@@ -135,9 +141,7 @@ class CostPolicy(RelayPolicy):
         return self._queue_weight * behind * self.costs.prefill(work, view.beside).p50_s
 
 
-def _reason(chosen: Arm, explored: bool, is_sure: bool) -> Reason:
+def _reason(chosen: Arm, is_sure: bool) -> Reason:
     if chosen is Arm.RELAY:
         return Reason.RELAYED
-    if explored:
-        return Reason.EXPLORED
     return Reason.CHEAPER_TO_RECOMPUTE if is_sure else Reason.UNCALIBRATED

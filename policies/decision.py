@@ -28,6 +28,7 @@ class Reason(StrEnum):
     DISSIMILAR = "dissimilar"  # no recent prompt is similar enough for where the KV is
     SIMILARITY_UNKNOWN = "similarity_unknown"  # the policy goes by it, and it was not measured
     STRATUM_OFF = "stratum_off"  # relay was seen to lose for this kind of request
+    SWITCHBACK = "switchback"  # the whole cluster recomputes in this block of time
     TOO_MANY_LOADS = "too_many_loads"  # for the policy, below the engine's own cap
     CHEAPER_TO_RECOMPUTE = "cheaper_to_recompute"
     UNCALIBRATED = "uncalibrated"  # too little is known to compare costs, and the prefix is short
@@ -64,9 +65,11 @@ class Decision:
         recompute_s: the same if recomputed.
         load_p95_s: what 95 of 100 loads would be over after.
         propensity: probability with which this arm was chosen; 1 unless randomised.
-        preferred: what the policy would have chosen; None unless randomised.
+        preferred: what the policy would have chosen; None if it leaves nothing to chance.
         explored: the other arm had been chosen but for chance.
         uncalibrated: too little is known to trust the predictions, so a fixed rule decided.
+        switchback_pair: number of the pair of blocks of time, in which the whole cluster has one
+            arm, that gave it this one; None if the arm is the request's own.
     """
 
     arm: Arm
@@ -85,6 +88,7 @@ class Decision:
     preferred: Arm | None = None
     explored: bool = False
     uncalibrated: bool = False
+    switchback_pair: int | None = None
 
     def __post_init__(self) -> None:
         if (self.arm is Arm.RELAY) != (self.num_tokens > 0):

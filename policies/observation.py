@@ -23,6 +23,7 @@ class Observation:
         first_token_s: time to the first token.
         relay_s, recompute_s: the policy's predictions of it for either arm, made before.
         stratum: what kind of request it is.
+        pair: of blocks of the whole cluster, in which it got its arm; None: its session did.
     """
 
     time_s: float
@@ -34,6 +35,7 @@ class Observation:
     relay_s: float | None
     recompute_s: float | None
     stratum: Stratum
+    pair: int | None = None
 
 
 def observation(record: Mapping[str, Any]) -> Observation | None:
@@ -41,8 +43,8 @@ def observation(record: Mapping[str, Any]) -> Observation | None:
 
     Reads `time_s`, `session_id` (else `request_id`), `first_token_s`, `prompt_tokens`,
     `shared_prefix_fraction`, `found_place` (else `any`), and
-    of `decision` `arm`, `propensity`, `relay_s`, `recompute_s` and `preferred`. Without
-    `preferred` the policy is taken to have wanted the likelier arm.
+    of `decision` `arm`, `propensity`, `relay_s`, `recompute_s`, `switchback_pair` and `preferred`.
+    Without `preferred` the policy is taken to have wanted the likelier arm.
 
     Raises:
         ValueError: a field is missing or impossible; the message names it.
@@ -69,6 +71,7 @@ def observation(record: Mapping[str, Any]) -> Observation | None:
                 int(_number(record, "prompt_tokens")),
                 _number(record, "shared_prefix_fraction"),
             ),
+            pair=decision.get("switchback_pair"),
         )
     except KeyError as error:
         raise ValueError(f"a decision record without {error}") from None
@@ -79,11 +82,11 @@ def observation(record: Mapping[str, Any]) -> Observation | None:
 def in_block(seen: Observation, plan: Switchback) -> Observation | None:
     """The same request as one of a block of the whole cluster; pairs of blocks are independent.
 
-    None if it came during a burn-in, or did not get its block's arm and so is not of this plan.
+    None if it came during a burn-in, or did not get its arm by this plan.
     """
-    if plan.counted_arm(seen.time_s) is not seen.arm:
+    if plan.counted_arm(seen.time_s) is not seen.arm or plan.pair(seen.time_s) != seen.pair:
         return None
-    return replace(seen, session=f"pair {plan.pair(seen.time_s)}", propensity=0.5)
+    return replace(seen, session=f"pair {seen.pair}", propensity=0.5)
 
 
 def _number(fields: Mapping[str, Any], name: str) -> float:

@@ -43,8 +43,6 @@ ALPHA = 0.05
 WINDOW_S = 86_400.0
 OVERALL = "all"
 _ALIVE = 2  # confidence sequences at a time, among which alpha is divided
-# Sessions whose sums are kept so that later requests can join them; the oldest goes first. A
-# session that comes back after that counts as another one.
 _MAX_SESSIONS = 20_000
 # The ratio of an arm is that of both until it was seen as often.
 _SHARED_REQUESTS = 10.0
@@ -107,12 +105,19 @@ def _ratio(sums: list[float], shared: float) -> float:
 class PayoffEstimator:
     """The rolling estimate for one kind of requests."""
 
-    def __init__(self, alpha: float = ALPHA, window_s: float = WINDOW_S) -> None:
+    def __init__(
+        self,
+        alpha: float = ALPHA,
+        window_s: float = WINDOW_S,
+        max_sessions: int = _MAX_SESSIONS,
+    ) -> None:
         """Nothing seen.
 
         Args:
             alpha: probability that what the living sequences have shown was ever wrong.
             window_s: what is older is forgotten; what is half as old may be.
+            max_sessions: whose sums are kept so that later requests can join them; the oldest
+                goes first. A session that comes back after that counts as another one.
 
         Raises:
             ValueError: alpha is not in (0, 1) or the window not positive.
@@ -121,6 +126,7 @@ class PayoffEstimator:
             raise ValueError(f"alpha in (0, 1), window_s over 0, got {alpha} and {window_s}")
         self._alpha = alpha
         self._window_s = window_s
+        self._max_sessions = max_sessions
         self._started = 0
         self._now_s = 0.0
         self._sequences: list[ConfidenceSequence] = []
@@ -160,7 +166,7 @@ class PayoffEstimator:
         self._calibration.fade()
 
     def _new_session(self, seen: Observation) -> _Session:
-        if len(self._sessions) >= _MAX_SESSIONS:
+        if len(self._sessions) >= self._max_sessions:
             del self._sessions[next(iter(self._sessions))]
         rare = min(seen.propensity, 1.0 - seen.propensity)
         session = _Session(self._started, self._calibration.ratios(), rare)

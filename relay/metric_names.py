@@ -19,6 +19,12 @@ Of requests, told by their agent's replica with vLLM's labels `model_name`, whic
     kvrelay_realised_seconds_total{arm}        and as they were; only of requests that have both
     kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
     kvrelay_log_dropped_total                  records that are missing in the decision log
+    kvrelay_saving_seconds{stratum}            seconds of TTFT that relay saves per request, where
+                                               the policy prefers it; NaN without an interval
+    kvrelay_saving_lower_seconds{stratum}, kvrelay_saving_upper_seconds{stratum}    its interval,
+                                               valid at every look
+    kvrelay_saving_requests{stratum}           requests that it rests on
+    kvrelay_stratum_off{stratum}               1 where relay was seen to lose: off, or on trial
 
 Of a node's store, told by its process, see store_metrics.py; `place` is `arena` or `encoded`:
 
@@ -30,6 +36,7 @@ Of a node's store, told by its process, see store_metrics.py; `place` is `arena`
 
 All labels have few values: a path is told without its interfaces. The seconds stand there twice
 since Ray 2.60 makes a histogram anew of the middles of its buckets, so that its `_sum` is no sum.
+A stratum is `nodes/512-2k/>=90%`, one of some dozens, or `all`.
 """
 
 REQUESTS = "kvrelay_requests_total"
@@ -47,6 +54,11 @@ REALISED_SECONDS = "kvrelay_realised_seconds_total"
 PREDICTED_LATENCY = "kvrelay_predicted_latency_seconds"
 REALISED_LATENCY = "kvrelay_realised_latency_seconds"
 LOG_DROPPED = "kvrelay_log_dropped_total"
+SAVING = "kvrelay_saving_seconds"
+SAVING_LOWER = "kvrelay_saving_lower_seconds"
+SAVING_UPPER = "kvrelay_saving_upper_seconds"
+SAVING_REQUESTS = "kvrelay_saving_requests"
+STRATUM_OFF = "kvrelay_stratum_off"
 
 STORE_CAPACITY_BYTES = "kvrelay_store_capacity_bytes"
 STORE_USED_BYTES = "kvrelay_store_used_bytes"

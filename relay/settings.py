@@ -1,5 +1,6 @@
 """The connector's settings, parsed once at the edge of vLLM's untyped dictionary."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -19,6 +20,8 @@ class RelaySettings:
         transport, codec: how stores read from other nodes, such as `nixl` or `plasma`, `raw`
             or `split`; None takes what has proved fastest; used by whoever starts the store.
         exploration, queue_weight: of the policy `cost`, see `CostPolicy`.
+        switchback_s: length of blocks of time in which all engines with this setting, whose policy
+            is `cost`, take the same arm, see `Switchback.of_cluster`; >= 1, or 0: there are none.
         load_deadline_s: a load that takes longer is given up and recomputed; > 0.
         load_patience: a load of the policy `cost` is given up, if that is earlier, after so many
             times what it is predicted to take at most; >= 1.
@@ -34,6 +37,7 @@ class RelaySettings:
     policy: str = "always"
     exploration: float = 0.01
     queue_weight: float = 0.5
+    switchback_s: float = 0.0
     capacity_bytes: int = 2 << 30
     encoded_bytes: int = 0
     transport: str | None = None
@@ -49,6 +53,10 @@ class RelaySettings:
 
     def __post_init__(self) -> None:
         parse_policy(self.policy, None, self.exploration, self.queue_weight)
+        if self.switchback_s != 0 and not 1 <= self.switchback_s < math.inf:
+            raise ValueError(f"switchback_s must be 0 or at least 1, got {self.switchback_s}")
+        if self.switchback_s and self.policy != "cost":
+            raise ValueError(f"switchback_s needs the policy cost, not {self.policy}")
         if self.load_deadline_s <= 0:
             raise ValueError(f"load_deadline_s must be positive, got {self.load_deadline_s}")
         if self.load_patience < 1:

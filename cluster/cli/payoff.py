@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,9 @@ from kvrelay.cluster.errors import ConfigError
 from kvrelay.cluster.payoff_picture import draw
 from kvrelay.cluster.payoff_rows import Row, interval_text, make_row, saving_text, verdict_text
 from kvrelay.policies.assignment import Switchback
-from kvrelay.policies.decision import Arm
+from kvrelay.policies.decision import Arm, Reason
 from kvrelay.policies.observation import Observation, in_block, observation
-from kvrelay.policies.payoff import ALPHA, Payoff
+from kvrelay.policies.payoff import ALPHA, OVERALL, Payoff
 from kvrelay.relay.decisions.reader import DecisionReader
 from kvrelay.relay.decisions.rows import to_record
 
@@ -40,7 +41,7 @@ def payoff(
     ] = _ANY,
     hours: Annotated[float, typer.Option(help="what is older is forgotten", min=0.01)] = 24.0,
     switchback: Annotated[
-        str | None, typer.Option(help="blocks of the whole cluster: SEED:BLOCK_S:BURN_IN_S")
+        str | None, typer.Option(help="blocks of the whole cluster: BLOCK_S or BLOCK_S:BURN_IN_S")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the table there")] = None,
     picture: Annotated[Path | None, typer.Option(help="draw it there, as .svg")] = None,
@@ -48,8 +49,9 @@ def payoff(
     """What relay saves per request, overall and by kind of request, with honest intervals.
 
     Only requests whose arm was drawn tell: the exploration share must be above 0. With
-    `--switchback` the log is read as one of blocks in which the whole cluster had one arm: the
-    effect of relay on everybody, shared queues and links included.
+    `--switchback` only those count whose arm the whole cluster had in a block of time, as
+    `relay.switchback_s` makes them: the effect of relay on everybody, shared queues and links
+    included. Of each block the first quarter is left out, or so many seconds.
 
     Examples:
 
@@ -57,7 +59,7 @@ def payoff(
 
       kvrelay payoff --preferred relay --json payoff.json --picture payoff.svg
 
-      kvrelay payoff --dir decisions --switchback 7:120:30
+      kvrelay payoff --dir decisions --switchback 120:40
     """
     if picture is not None and picture.suffix != ".svg":
         raise ConfigError(f"--picture {picture}: only .svg is drawn, which every browser opens")
@@ -87,7 +89,8 @@ def estimate(
     window_s: float,
     plan: Switchback | None = None,
 ) -> tuple[list[Row], Counter[str]]:
-    """Rows of the table, `all` first, and how many records were read, drawn, finished, counted.
+    """Rows of the table, `all` first, and how many records were read, counted, without first
+    token, of blocks of the whole cluster.
 
     Args:
         records: in any order.
@@ -96,8 +99,10 @@ def estimate(
     Raises:
         ConfigError: a record is not one.
     """
-    counts: Counter[str] = Counter(dict.fromkeys(("read", "counted", "no_first_token"), 0))
+    names = ("read", "counted", "no_first_token", "in_blocks")
+    counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     found: list[Observation] = []
+    turned_off: defaultdict[str, list[float]] = defaultdict(list)  # when, by stratum
     for record in records:
         counts["read"] += 1
         try:
@@ -105,43 +110,63 @@ def estimate(
         except ValueError as error:
             raise ConfigError(f"request {record.get('request_id')}: {error}") from None
         counts["no_first_token"] += record["first_token_s"] is None
-        if seen is not None and plan is not None:
-            seen = in_block(seen, plan)
+        if seen is not None:
+            counts["in_blocks"] += seen.pair is not None
+            seen = _of_plan(seen, plan)
         if seen is not None and preferred in (_ANY, seen.preferred):
             found.append(seen)
+            if record["decision"].get("reason") == Reason.STRATUM_OFF:
+                for label in (OVERALL, seen.stratum.label):
+                    turned_off[label].append(seen.time_s)
     result = Payoff(window_s=window_s)
     for seen in sorted(found, key=lambda each: each.time_s):
         result.observe(seen)
     counts["counted"] = len(found)
-    return [make_row(label, each) for label, each in result.snapshot().items()], counts
+    rows = [
+        make_row(label, each, sum(time_s >= each.since_s for time_s in turned_off[label]))
+        for label, each in result.snapshot().items()
+    ]
+    return rows, counts
+
+
+def _of_plan(seen: Observation, plan: Switchback | None) -> Observation | None:
+    """A request if it got its arm by blocks as planned or, without a plan, by its session."""
+    if plan is not None:
+        return in_block(seen, plan)
+    return seen if seen.pair is None else None
 
 
 def parse_switchback(text: str) -> Switchback:
-    """`7:120:30` as seed, seconds of a block and of its burn-in.
+    """`120:40` as seconds of a block, as the cluster has them, and of its burn-in.
 
     Raises:
         ConfigError: another form, or impossible times.
     """
     try:
-        seed, block_s, burn_in_s = text.split(":")
-        return Switchback(int(seed), float(block_s), float(burn_in_s))
-    except (ValueError, OverflowError) as error:
+        block_s, colon, burn_in_s = text.partition(":")
+        plan = Switchback.of_cluster(float(block_s))
+        return replace(plan, burn_in_s=float(burn_in_s)) if colon else plan
+    except ValueError as error:
         raise ConfigError(
-            f"--switchback {text}: give SEED:BLOCK_S:BURN_IN_S, as 7:120:30 ({error})"
+            f"--switchback {text}: give BLOCK_S or BLOCK_S:BURN_IN_S, as 120:40 ({error})"
         ) from None
 
 
 def _nothing(directory: Path, counts: Mapping[str, int]) -> str:
+    remedy = "explore a share of sessions"
+    if counts["in_blocks"]:
+        remedy = "see --switchback for those of blocks of the whole cluster"
     return (
         f"{directory}: of {counts['read']:,} records none tells what relay saves: "
-        "no arm was drawn, or no first token came; explore a share of sessions"
+        f"no arm was drawn, or no first token came; {remedy}"
     )
 
 
 def _show(rows: Sequence[Row], counts: Mapping[str, int], method: str) -> None:
     table = Table(title="what relay saves", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("requests of kind", "requests", "sessions", "saving", "interval", "verdict"):
-        side = "left" if heading in ("requests of kind", "verdict") else "right"
+    numbers = ("requests", "sessions", "saving", "interval", "turned off")
+    for heading in ("requests of kind", *numbers, "verdict"):
+        side = "right" if heading in numbers else "left"
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     for row in rows:
         colour = _COLOURS[row["verdict"]]
@@ -151,11 +176,14 @@ def _show(rows: Sequence[Row], counts: Mapping[str, int], method: str) -> None:
             f"{row['sessions']:,}",
             saving_text(row),
             interval_text(row),
+            f"{row['off_requests']:,}",
             f"[{colour}]{verdict_text(row)}[/]",
         )
     out.print(table)
     out.print(method, style="dim", highlight=False, soft_wrap=True)
     read = f"{counts['counted']:,} of {counts['read']:,} records count"
+    if counts["in_blocks"]:
+        read += f"; {counts['in_blocks']:,} are of blocks of the whole cluster"
     if counts["no_first_token"]:
         read += f"; {counts['no_first_token']:,} had no first token"
     err.print(read, highlight=False)

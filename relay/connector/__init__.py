@@ -137,6 +137,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         if record is None:
             return False, None
         self._stats.add(record)
+        self._stats.add_savings(self._scheduler.take_savings())
         if self._log is not None:
             self._log.offer(record)
             self._stats.add_dropped(self._log.take_dropped())

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from kvrelay.policies import Arm, Reason
 from kvrelay.relay.codecs.raw import RawCodec
+from kvrelay.relay.connector.audit import Savings
 from kvrelay.relay.metric_names import (
     BAND_HITS,
     BAND_LABEL,
@@ -37,6 +38,11 @@ from kvrelay.relay.metric_names import (
     REALISED_LATENCY,
     REALISED_SECONDS,
     REQUESTS,
+    SAVING,
+    SAVING_LOWER,
+    SAVING_REQUESTS,
+    SAVING_UPPER,
+    STRATUM_OFF,
     TRANSFER_BYTES,
     TRANSFER_LATENCY,
     TRANSFER_SECONDS,
@@ -58,6 +64,14 @@ _BANDS = {
     "hits": (BAND_HITS, "Those of them that something was relayed for."),
     "tokens": (BAND_TOKENS, "Tokens that were relayed for them."),
 }
+# In the order of `Savings`.
+_SAVINGS = {
+    SAVING: "Seconds of TTFT that relay saves per request where the policy prefers it.",
+    SAVING_LOWER: "The lower end of that estimate's interval.",
+    SAVING_UPPER: "The upper end of that estimate's interval.",
+    SAVING_REQUESTS: "Requests that the estimate rests on.",
+    STRATUM_OFF: "1 where relay was seen to lose, and is off or on trial.",
+}
 
 
 @dataclass
@@ -68,7 +82,7 @@ class RelayStats(KVConnectorStats):
     `fallbacks`; by `bands` of similarity `requests`, `hits` and relayed `tokens`; `transfers`, of
     which each is transport, path, codec, KV bytes, wire bytes and seconds, None where they are not
     this transfer's own; `estimates`, each an arm, predicted and realised seconds; `log_dropped`,
-    a count.
+    a count; `savings`, see `Savings`, of the strata of which there is news.
     """
 
     def __post_init__(self) -> None:
@@ -82,6 +96,7 @@ class RelayStats(KVConnectorStats):
             "transfers": [],
             "estimates": [],
             "log_dropped": 0,
+            "savings": {},
         }
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -111,12 +126,17 @@ class RelayStats(KVConnectorStats):
         """Take in records that the decision log has dropped."""
         self.data["log_dropped"] += count
 
+    def add_savings(self, savings: Savings) -> None:
+        """Take in what relay saves; it replaces what was told of the same strata."""
+        self.data["savings"].update(savings)
+
     def aggregate(self, other: KVConnectorStats) -> "RelayStats":
         """Take in what another one holds."""
         for kind in _COUNTS:
             _add_up(self.data[kind], other.data[kind])
         for kind in ("transfers", "estimates", "log_dropped"):
             self.data[kind] += other.data[kind]
+        self.data["savings"].update(other.data["savings"])
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -203,6 +223,15 @@ class RelayMetrics(KVConnectorPromMetrics):
             documentation="Records of requests that the decision log has dropped.",
             labelnames=list(labelnames),
         )
+        self._savings = [
+            metric_types[Gauge](
+                name=name,
+                documentation=text,
+                labelnames=[*labelnames, "stratum"],
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in _SAVINGS.items()
+        ]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Count what `RelayStats.data` holds. Never raises: it would end the engine's output."""
@@ -230,6 +259,10 @@ class RelayMetrics(KVConnectorPromMetrics):
                 latency.labels(*engine, arm).observe(value)
         if data["log_dropped"]:
             self._log_dropped.labels(*engine).inc(data["log_dropped"])
+        for stratum, values in data["savings"].items():
+            for gauge, value in zip(self._savings, values, strict=True):
+                if value is not None:
+                    gauge.labels(*engine, stratum).set(float(value))
         for *way, num_bytes, wire_bytes, seconds in data["transfers"]:
             self._bytes.labels(*engine, *way).inc(num_bytes)
             if wire_bytes:

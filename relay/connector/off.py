@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvrelay.policies import Reason
 from kvrelay.policies.decision import recompute
+from kvrelay.relay.connector.audit import Savings
 from kvrelay.relay.connector.metadata import RelayMetadata
 from kvrelay.relay.connector.request import requested_mode
 from kvrelay.relay.labels import Labels
@@ -72,6 +73,10 @@ class OffHalf:
             replica=self._settings.replica,
             session_id=request.session_id,
         ).to_dict()
+
+    def take_savings(self) -> Savings:
+        """Nothing is saved."""
+        return {}
 
     def reset(self) -> None:
         """Nothing is remembered."""

@@ -56,6 +56,7 @@ class Tracked:
         shared_tokens: those that are cached here or can be had; None if nobody looked.
         deadline_s: after how long its load is given up.
         steps_before: steps that the engine had computed at the decision.
+        draw: what chance says of it, in [0, 1), however often it is decided.
         first_token_s: from the decision to the first token; None before.
     """
 
@@ -80,6 +81,7 @@ class Tracked:
     candidate: Candidate | None = None
     shared_tokens: int | None = None
     steps_before: int = 0
+    draw: float = 0.5
     deadline_s: float = 0.0
     first_token_s: float | None = None
     outcome: LoadOutcome | None = None

@@ -18,6 +18,7 @@ from kvrelay.policies.modes import Mode, decide_in_mode
 from kvrelay.relay import index
 from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.client import StoreLink
+from kvrelay.relay.connector.audit import Audit, Savings
 from kvrelay.relay.connector.calibration import calibration_of
 from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
 from kvrelay.relay.connector.identity import AdapterDigests
@@ -83,6 +84,7 @@ class SchedulerHalf:
             settings.policy, Costs(step_tokens), settings.exploration, settings.queue_weight
         )
         self._calibration = calibration_of(self._policy, fingerprint)
+        self._audit = Audit(self._policy, settings)
         self._fingerprint = fingerprint
         self._block_tokens = block_tokens
         self._link = link
@@ -117,6 +119,7 @@ class SchedulerHalf:
         labels = Labels.of(request.kv_transfer_params)
         tracked = Tracked(request, requested_mode(request), time.perf_counter(), labels)
         self._tracked[request.request_id] = tracked
+        tracked.draw = draw_for(request.session_id, self._fingerprint)
         if unsupported_request(request):
             tracked.refusal = Reason.UNSUPPORTED_REQUEST
             tracked.saves = False
@@ -234,7 +237,13 @@ class SchedulerHalf:
             computed = request.num_computed_tokens - request.num_in_flight_tokens
             self._save_blocks(tracked, computed)
             self._save_tail(tracked, computed)
-        return self._record(tracked).to_dict()
+        record = self._record(tracked).to_dict()
+        self._audit.observe(record)
+        return record
+
+    def take_savings(self) -> Savings:
+        """What relay saves, as far as that has changed since it was asked last."""
+        return self._audit.take()
 
     @property
     def has_pending_work(self) -> bool:
@@ -293,17 +302,15 @@ class SchedulerHalf:
             plans.setdefault(plan.num_tokens - num_local, plan)
         loading = self._loading.values()
         offered = candidates(plans, slot_bytes, loading)
-        advice = self._policy.decide(
-            relay_view(
-                tracked,
-                num_local,
-                offered,
-                others=self._tracked.values(),
-                loading=loading,
-                running=self._steps.work,
-                draw=draw_for(request.session_id, self._fingerprint),
-            )
+        view = relay_view(
+            tracked,
+            num_local,
+            offered,
+            others=self._tracked.values(),
+            loading=loading,
+            running=self._steps.work,
         )
+        advice = self._audit.decide(view, request.arrival_time)
         tracked.note(tracked.found, advice.num_tokens)
         decision = decide_in_mode(tracked.mode, advice, offered[0])
         if decision.arm is not Arm.RELAY:

@@ -49,7 +49,6 @@ def relay_view(
     others: Iterable[Tracked],
     loading: Collection[Tracked],
     running: Work,
-    draw: float,
 ) -> RelayView:
     """The view of one request.
 
@@ -60,7 +59,6 @@ def relay_view(
         others: all live requests.
         loading: those whose load has not been reported, and others that left meanwhile.
         running: what steps under way compute.
-        draw: see `RelayView`.
     """
     waiting = total = 0
     ahead, beside = running, NO_WORK
@@ -86,5 +84,5 @@ def relay_view(
         similarity=tracked.labels.embedding_cosine,
         ahead=ahead,
         beside=beside,
-        draw=draw,
+        draw=tracked.draw,
     )

@@ -76,3 +76,42 @@ def test_deciding_takes_little(calibrating: tuple[Engine, Engine]) -> None:
         a.one(prompt)
         seconds.append(b.one(prompt + OTHER)["record"]["lookup_s"])
     assert sorted(seconds)[len(seconds) // 2] < 0.002
+
+
+WATCH_SAVINGS = """
+from kvrelay.relay.connector.metrics import RelayStats
+driver.told, add = {}, RelayStats.add_savings
+def watched(stats, savings):
+    driver.told.update(savings)
+    add(stats, savings)
+RelayStats.add_savings = watched
+"""
+
+
+def test_a_session_keeps_its_arm_and_what_came_of_it_is_told(
+    cache: Path, model: Path, server: Any, address: str
+) -> None:
+    settings = {"policy": "cost", "exploration": 0.5, "load_deadline_s": 30.0}
+    a, b = Engine(model, address), Engine(model, address, settings)
+    try:
+        b.execute(WATCH_SAVINGS)
+        arms: dict[str, set[str]] = {}
+        for number in range(24):
+            prompt, session = text_tokens(260 + number, 16 * BLOCK), f"s{number % 12}"
+            a.one(prompt)
+            record = b.one(prompt + OTHER, session=session)["record"]
+            decision = record["decision"]
+            assert (record["session_id"], decision["propensity"]) == (session, 0.5)
+            assert decision["preferred"] in {"relay", "recompute"}
+            arms.setdefault(session, set()).add(decision["arm"])
+        assert all(len(of_one) == 1 for of_one in arms.values()), arms
+        assert set().union(*arms.values()) == {"relay", "recompute"}
+        told = b.execute("result = driver.told")
+        # Those count that the policy preferred to relay: at least the first, by its fixed rule.
+        *_, requests, is_off = told["arena/512-2k/>=90%"]
+        assert told.keys() == {"all", "arena/512-2k/>=90%"}
+        assert (requests, is_off) == (told["all"][3], False)
+        assert 1 <= requests <= 24
+    finally:
+        a.close()
+        b.close()

@@ -1,5 +1,6 @@
 """Metrics through a real Ray: what a scrape of the node's metrics port brings."""
 
+import math
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ STORE = {
     "evicted": 7,
     "evicted_encoded": 5,
 }
+STRATUM = "nodes/512-2k/>=90%"
+SAVINGS: dict[str, Any] = {
+    "all": [0.2, 0.1, 0.3, 40, None],
+    STRATUM: [math.nan, -math.inf, math.inf, 0, True],
+}
 NIXL = {"transport": "nixl", "path": "tcp", "codec": "lz4"}
 
 
@@ -63,6 +69,7 @@ def statistics() -> dict[str, Any]:
     stats.add(record(RELAY, Reason.LOAD_DEADLINE, 0))
     stats.add(record(recompute(Reason.NO_SOURCE), Reason.NO_SOURCE, 0))
     stats.add_dropped(3)
+    stats.add_savings(SAVINGS)
     return stats.data
 
 
@@ -164,6 +171,10 @@ def test_a_scrape(metrics_url: str) -> None:
     assert value(found, metrics.REALISED_SECONDS, arm="relay", **agent) == 1.0
     assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
     assert value(found, metrics.LOG_DROPPED, **agent) == 6
+    assert value(found, metrics.SAVING, stratum="all", **agent) == 0.2
+    assert value(found, metrics.SAVING_LOWER, stratum=STRATUM, **agent) == -math.inf
+    assert value(found, metrics.STRATUM_OFF, stratum=STRATUM, **agent) == 1
+    assert math.isnan(value(found, metrics.SAVING, stratum=STRATUM, **agent))
     assert value(found, metrics.WIRE_BYTES, **NIXL, **agent) == 1200
     assert (
         value(found, metrics.TRANSFER_BYTES, transport="arena", path="arena", codec="raw") == 1000

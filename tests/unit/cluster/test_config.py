@@ -62,6 +62,11 @@ def test_sizes_refused(text: Any) -> None:
             {"relay": {"policy": "similarity:0.85,0.90"}},
             "relay: policy 'similarity:0.85,0.90' needs embedding_model, such as minilm",
         ),
+        (
+            {"relay": {"switchback_s": 60}},
+            "relay: switchback_s needs the policy cost, not 'always'",
+        ),
+        ({"relay": {"switchback_s": 0.5, "policy": "cost"}}, "relay: switchback_s must be 0 or "),
         ({"relay": {"embedding_model": ""}}, "relay.embedding_model: "),
         ({"relay": {"capacity_bytes": "0"}}, "relay.capacity_bytes: a size must be positive"),
         ({"relay": {"encoded_bytes": -1}}, "relay.encoded_bytes: a size must be positive"),
@@ -197,6 +202,11 @@ def test_encoded_blocks_may_have_no_room(written: object, num_bytes: int) -> Non
 def test_the_decision_log_may_be_off(written: object, num_bytes: int) -> None:
     config = load_config(base(telemetry={"decisions": {"max_bytes": written}}))
     assert config.telemetry.decisions.max_bytes == num_bytes
+
+
+def test_an_experiment_reaches_the_engines() -> None:
+    relay = load_config(base(relay={"policy": "cost", "switchback_s": 120})).relay
+    assert [relay.settings(agent).switchback_s for agent in "ab"] == [120.0, 120.0]
 
 
 def test_relay_settings() -> None:

@@ -103,7 +103,8 @@ def test_nothing_drawn_is_said(tmp_path: Path, capsys, monkeypatch) -> None:  # 
     [
         (["--picture", "x.png"], "only .svg"),
         (["--preferred", "both"], "any, relay, recompute"),
-        (["--switchback", "1:60"], "SEED:BLOCK_S:BURN_IN_S"),
+        (["--switchback", "60:60"], "BLOCK_S or BLOCK_S:BURN_IN_S"),
+        (["--switchback", "soon"], "BLOCK_S or BLOCK_S:BURN_IN_S"),
         ([], "of 0 records none tells"),
     ],
 )
@@ -131,17 +132,22 @@ def test_only_what_the_policy_wanted() -> None:
 
 
 def test_blocks_are_read_from_the_same_log() -> None:
-    plan = Switchback(7, 10.0, 2.0)
+    plan = Switchback.of_cluster(10.0)
     found = records(4000)
     for record in found:
-        arm = plan.arm(record["time_s"])
-        record["decision"] |= {"arm": str(arm), "propensity": 0.5}
+        arm, pair = plan.arm(record["time_s"]), plan.pair(record["time_s"])
+        record["decision"] |= {"arm": str(arm), "propensity": 0.5, "switchback_pair": pair}
         record["first_token_s"] = 0.3 if arm is Arm.RELAY else 0.5
     rows, counts = estimate(found, "any", 1e6, plan)
-    assert counts["counted"] == pytest.approx(3200, abs=20)
+    assert counts["counted"] == pytest.approx(2800, abs=20)
+    assert counts["in_blocks"] == 4000
     assert rows[0]["sessions"] == pytest.approx(200, abs=2)
     assert rows[0]["verdict"] == "pays"
-    assert parse_switchback("7:10:2") == plan
+    assert parse_switchback("10") == plan == parse_switchback("10:2.5")
+    both = [*found, *records(100)]
+    again, seen = estimate(both, "any", 1e6, plan)
+    assert (again, seen["counted"], seen["read"]) == (rows, counts["counted"], 4100)
+    assert estimate(both, "any", 1e6)[1]["counted"] == 100
 
 
 def test_verdicts_in_words() -> None:
@@ -161,3 +167,21 @@ def test_a_picture_is_well_formed_whatever_is_known() -> None:
         root = ET.fromstring(draw(rows, "how it was made & what it means"))
         texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
         assert all(row["stratum"] in texts for row in rows)
+
+
+def test_requests_of_strata_that_are_off_are_counted() -> None:
+    found = records(400, share=0.2)
+    for record in found[100::4]:
+        record["decision"]["reason"] = "stratum_off"
+    rows, _ = estimate(found, "any", 1e6)
+    off = {row["stratum"]: row["off_requests"] for row in rows}
+    assert off == {"all": 75, "arena/512-2k/>=90%": 75, "nodes/512-2k/>=90%": 0}
+
+
+def test_a_log_of_blocks_alone_is_said(tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    found = records(20)
+    for record in found:
+        record["decision"]["switchback_pair"] = 1
+    write(tmp_path, found)
+    code, _, err = run(capsys, monkeypatch, "--dir", str(tmp_path))
+    assert code == 2 and "see --switchback" in err

@@ -58,6 +58,13 @@ def test_a_drawn_session_keeps_its_arm_when_the_share_grows() -> None:
             assert assign(i / 1000, 0.4, Arm.RECOMPUTE).arm is small.arm
 
 
+@pytest.mark.parametrize("preferred", list(Arm))
+def test_the_middle_leaves_nothing_to_chance(preferred: Arm) -> None:
+    for share in (0.01, 0.5, 1.0):
+        assigned = assign(0.5, share, preferred)
+        assert (assigned.arm, assigned.explored) == (preferred, False)
+
+
 def test_draws_and_shares_have_ranges() -> None:
     for draw, share in ((1.0, 0.1), (-0.1, 0.1), (0.5, 1.1), (0.5, -0.1)):
         with pytest.raises(ValueError, match="draw must be"):
@@ -76,6 +83,12 @@ def test_a_pair_of_blocks_holds_both_arms_in_random_order() -> None:
     assert [plan.arm(120.0 * p) for p in range(40)] != [
         Switchback(8, 60.0, 20.0).arm(120.0 * p) for p in range(40)
     ]
+
+
+def test_the_first_quarter_of_a_clusters_blocks_does_not_count() -> None:
+    plan = Switchback.of_cluster(120.0)
+    assert plan.counted_arm(1.8e9 + 29.0) is None
+    assert plan.counted_arm(1.8e9 + 31.0) is plan.arm(1.8e9)
 
 
 def test_the_burn_in_has_the_arm_but_does_not_count() -> None:

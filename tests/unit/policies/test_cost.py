@@ -145,11 +145,14 @@ def test_it_is_a_function_of_the_view() -> None:
 
 def test_the_cheaper_arm_has_the_rest_of_the_probability() -> None:
     policy = CostPolicy(known(), exploration=0.1)
-    by_chance, chosen = (policy.decide(replace(VIEW, draw=draw)) for draw in (0.099, 0.1))
+    by_chance, chosen = (policy.decide(replace(VIEW, draw=draw)) for draw in (0.901, 0.899))
     assert (chosen.arm, chosen.propensity, chosen.explored) == (Arm.RELAY, 0.9, False)
     assert (by_chance.arm, by_chance.propensity) == (Arm.RECOMPUTE, 0.1)
     assert by_chance.reason is Reason.EXPLORED
     assert by_chance.explored
+    assert chosen.preferred is by_chance.preferred is Arm.RELAY
+    held = policy.decide(replace(VIEW, draw=0.05))
+    assert (held.arm, held.propensity, held.explored) == (Arm.RELAY, 0.9, False)
 
 
 def test_without_exploration_nothing_is_left_to_chance() -> None:
@@ -172,13 +175,15 @@ def test_what_is_cheaper_to_compute_is_computed() -> None:
     ],
 )
 def test_a_fixed_rule_decides_while_nothing_is_known(tokens: int, arm: Arm, reason: Reason) -> None:
-    view = replace(VIEW, candidates=(Candidate("nodes", tokens, 10**7, 10**7),), draw=0.7)
-    decision = CostPolicy(Costs()).decide(view)
+    view = replace(VIEW, candidates=(Candidate("nodes", tokens, 10**7, 10**7),))
+    wanted = CostPolicy(Costs()).prefer(view)
+    decision = wanted.decision
     assert (decision.arm, decision.reason, decision.uncalibrated) == (arm, reason, True)
-    other = CostPolicy(Costs()).decide(replace(view, draw=0.2))
-    assert other.arm is not arm
-    assert other.explored
-    assert (decision.propensity, other.propensity) == (1 - UNSURE_EXPLORATION, UNSURE_EXPLORATION)
+    assert (wanted.share, wanted.relay_tokens) == (1.0, tokens)
+    relays, other = (CostPolicy(Costs()).decide(replace(view, draw=draw)) for draw in (0.2, 0.7))
+    assert (relays.arm, other.arm) == (Arm.RELAY, Arm.RECOMPUTE)
+    assert {relays.explored, other.explored} == {False, True}
+    assert relays.propensity == other.propensity == UNSURE_EXPLORATION
 
 
 def test_the_part_is_taken_that_is_worth_it() -> None:
@@ -229,3 +234,10 @@ def test_impossible_parameters_are_refused(parameters: dict[str, float]) -> None
         CostPolicy(Costs(), **parameters)
     with pytest.raises(ValueError, match="queue_weight"):
         CostPolicy(Costs(), queue_weight=-1.0)
+
+
+def test_what_is_preferred_does_not_depend_on_the_lot() -> None:
+    policy = CostPolicy(known(), exploration=0.5)
+    wanted = [policy.prefer(replace(VIEW, draw=draw)) for draw in (0.0, 0.5, 0.999)]
+    assert wanted[0] == wanted[1] == wanted[2]
+    assert (wanted[0].decision.arm, wanted[0].decision.propensity) == (Arm.RELAY, 1.0)

@@ -1,5 +1,6 @@
 """Decision records as observations."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,12 +87,15 @@ def test_a_block_is_a_cluster_of_its_own() -> None:
     plan = Switchback(3, 60.0, 20.0)
     time_s = 600.0 + 30.0
     arm = plan.arm(time_s)
-    seen = observation(record(time_s=time_s, decision={"arm": str(arm)}))
+    told = {"arm": str(arm), "switchback_pair": 5}
+    seen = observation(record(time_s=time_s, decision=told))
     assert seen is not None
     inside = in_block(seen, plan)
     assert inside is not None
     assert (inside.session, inside.propensity, inside.arm) == ("pair 5", 0.5, arm)
-    burning = observation(record(time_s=610.0, decision={"arm": str(arm)}))
-    other = observation(record(time_s=time_s + 60.0, decision={"arm": str(arm)}))
+    assert in_block(replace(seen, pair=None), plan) is None, "its session was drawn"
+    assert in_block(replace(seen, pair=6), plan) is None, "of another plan"
+    burning = observation(record(time_s=610.0, decision=told))
+    other = observation(record(time_s=time_s + 60.0, decision=told))
     assert burning is not None and in_block(burning, plan) is None
     assert other is not None and in_block(other, plan) is None

@@ -240,7 +240,7 @@ def test_the_view_tells_what_the_engine_is_busy_with() -> None:
         live(500, 501, admitted=True, first_token_s=0.1),  # decodes
         live(0, 300),  # waits
     ]
-    asked = live(0, 700)
+    asked = live(0, 700, draw=0.25)
     plans: Any = {
         600: SimpleNamespace(place="nodes", headers=range(6), absent={4, 5}),
         400: SimpleNamespace(place="arena", headers=range(4), absent=set()),
@@ -257,7 +257,6 @@ def test_the_view_tells_what_the_engine_is_busy_with() -> None:
         others=[*others, asked],
         loading=loading,
         running=Work.of(0, 50),
-        draw=0.25,
     )
     assert (view.prompt_tokens, view.local_tokens, view.draw) == (700, 128, 0.25)
     assert (view.requests_waiting, view.requests_running) == (2, 3)

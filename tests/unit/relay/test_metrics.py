@@ -1,5 +1,6 @@
 """Records as metrics: what is counted, under which labels, in the form of Prometheus."""
 
+import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from kvrelay.relay.connector.metrics import RelayStats, path_label
 from kvrelay.relay.record import RelayRecord
 
 ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
-OURS = ("reason", "arm", metrics.BAND_LABEL, *metrics.WAY_LABELS, "le")
+OURS = ("reason", "arm", metrics.BAND_LABEL, *metrics.WAY_LABELS, "stratum", "le")
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -220,6 +221,28 @@ def test_records_that_the_log_dropped() -> None:
         stats.add_dropped(count)
     found = exported(told(one.aggregate(other)), told(other))
     assert found[metrics.LOG_DROPPED,] == 6
+
+
+def test_what_relay_saves() -> None:
+    losing, label = [-0.2, -0.3, -0.1, 70, False], "nodes/512-2k/>=90%"
+    one, other = RelayStats(), RelayStats()
+    for stats, savings in (
+        (one, {"all": [math.nan, -math.inf, math.inf, 3, None], label: losing}),
+        (other, {label: [math.nan, -math.inf, math.inf, 0, True]}),
+    ):
+        stats.add(record())
+        stats.add_savings(savings)
+    found = exported(told(one))
+    assert found[metrics.SAVING, label] == -0.2
+    assert (found[metrics.SAVING_LOWER, label], found[metrics.SAVING_UPPER, label]) == (-0.3, -0.1)
+    assert (found[metrics.SAVING_REQUESTS, label], found[metrics.STRATUM_OFF, label]) == (70, 0)
+    assert math.isnan(found[metrics.SAVING, "all"])
+    assert found[metrics.SAVING_UPPER, "all"] == math.inf
+    assert (metrics.STRATUM_OFF, "all") not in found
+    for later in (exported(told(one), told(other)), exported(told(one.aggregate(other)))):
+        assert later[metrics.STRATUM_OFF, label] == 1
+        assert math.isnan(later[metrics.SAVING, label])
+        assert later[metrics.SAVING_REQUESTS, "all"] == 3
 
 
 def test_several_ways_at_once_are_one_label() -> None:

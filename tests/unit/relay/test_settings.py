@@ -27,6 +27,9 @@ def test_settings_survive_the_way_through_the_engine() -> None:
         {"load_patience": 0.5},
         {"exploration": 0.6, "policy": "cost"},
         {"queue_weight": -1.0, "policy": "cost"},
+        {"switchback_s": 0.5, "policy": "cost"},
+        {"switchback_s": float("inf"), "policy": "cost"},
+        {"switchback_s": 60.0, "policy": "always"},
     ],
 )
 def test_impossible_settings_are_refused(extra: dict) -> None:
