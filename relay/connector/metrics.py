@@ -12,7 +12,7 @@ Interface: vllm.distributed.kv_transfer.kv_connector.v1.metrics.
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -259,11 +259,14 @@ class RelayMetrics(KVConnectorPromMetrics):
                 latency.labels(*engine, arm).observe(value)
         if data["log_dropped"]:
             self._log_dropped.labels(*engine).inc(data["log_dropped"])
+        self._observe_transfers(data["transfers"], engine)
         for stratum, values in data["savings"].items():
             for gauge, value in zip(self._savings, values, strict=True):
                 if value is not None:
                     gauge.labels(*engine, stratum).set(float(value))
-        for *way, num_bytes, wire_bytes, seconds in data["transfers"]:
+
+    def _observe_transfers(self, transfers: Iterable[Sequence[Any]], engine: list[object]) -> None:
+        for *way, num_bytes, wire_bytes, seconds in transfers:
             self._bytes.labels(*engine, *way).inc(num_bytes)
             if wire_bytes:
                 self._wire_bytes.labels(*engine, *way).inc(wire_bytes)
