@@ -82,7 +82,7 @@ class SchedulerHalf:
         self._policy = parse_policy(
             settings.policy, Costs(step_tokens), settings.exploration, settings.queue_weight
         )
-        self._calibration = calibration_of(self._policy, fingerprint)
+        self._calibration = calibration_of(self._policy, fingerprint, settings.agent)
         self._fingerprint = fingerprint
         self._block_tokens = block_tokens
         self._link = link
@@ -117,7 +117,7 @@ class SchedulerHalf:
         labels = Labels.of(request.kv_transfer_params)
         tracked = Tracked(request, requested_mode(request), time.perf_counter(), labels)
         self._tracked[request.request_id] = tracked
-        if unsupported_request(request):
+        if labels.is_probe or unsupported_request(request):
             tracked.refusal = Reason.UNSUPPORTED_REQUEST
             tracked.saves = False
         elif tracked.mode is Mode.RECOMPUTE:
