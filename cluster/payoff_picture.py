@@ -1,20 +1,16 @@
-"""The picture of `kvrelay payoff`: a line for each kind of request, its interval against zero.
-
-SVG, written by hand: no plotting library is needed, and every browser opens it.
-"""
+"""The picture of `kvrelay payoff`: a line for each kind of request, its interval against zero."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from html import escape
 
 from kvrelay.cluster.payoff_rows import Row, saving_text, verdict_text
+from kvrelay.cluster.svg import FAINT, GREY, INK, document, line, text
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW = 1040, 190, 640, 76, 32
 _COLOURS = {"pays": "#1a7f4b", "does not pay": "#b3261e", "not known yet": "#8a8f98"}
-_INK, _FAINT = "#1d2128", "#dfe3e8"
 _CAPTION_CHARACTERS, _LINE = 150, 16
 
 
@@ -30,39 +26,35 @@ def draw(rows: Sequence[Row], caption: str) -> str:
         return round(_LEFT + (_RIGHT - _LEFT) * (inside - low) / (high - low), 1)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, sans-serif" font-size="13" '
-        f'fill="{_INK}">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(20, 30, "What relay saves per request", size=18, weight=600),
-        _text(20, 52, "seconds to the first token; right of zero relay pays", colour="#5b626c"),
+        text(20, 30, "What relay saves per request", size=18, weight=600),
+        text(20, 52, "seconds to the first token; right of zero relay pays", colour=GREY),
     ]
     for tick in _ticks(low, high):
         zero = tick == 0
-        colour, stroke = (_INK, 1.2) if zero else (_FAINT, 1.0)
-        parts.append(_line(x(tick), _TOP - 6, x(tick), bottom, colour=colour, stroke=stroke))
-        parts.append(_text(x(tick), bottom + 18, f"{tick:+g}" if tick else "0", anchor="middle"))
+        colour, stroke = (INK, 1.2) if zero else (FAINT, 1.0)
+        parts.append(line(x(tick), _TOP - 6, x(tick), bottom, colour=colour, stroke=stroke))
+        parts.append(text(x(tick), bottom + 18, f"{tick:+g}" if tick else "0", anchor="middle"))
     for number, row in enumerate(rows):
         parts += _row(row, _TOP + _ROW * number + _ROW / 2, x)
     parts += [
-        _text(20, bottom + 48 + _LINE * number, line, size=11, colour="#5b626c")
-        for number, line in enumerate(lines)
+        text(20, bottom + 48 + _LINE * number, words, size=11, colour=GREY)
+        for number, words in enumerate(lines)
     ]
-    return "\n".join([*parts, "</svg>", ""])
+    return document(_WIDTH, height, parts)
 
 
 def _row(row: Row, y: float, x: Callable[[float], float]) -> list[str]:
     colour = _COLOURS[row["verdict"]]
     weight = 600 if row["stratum"] == "all" else 400
-    parts = [_text(_LEFT - 14, y + 4, row["stratum"], anchor="end", weight=weight)]
+    parts = [text(_LEFT - 14, y + 4, row["stratum"], anchor="end", weight=weight)]
     words = f"{saving_text(row)}  {verdict_text(row)}"
     if row["lower_s"] is not None:
         lower, upper, middle = (x(row[name]) for name in ("lower_s", "upper_s", "saving_s"))
-        parts.append(_line(lower, y, upper, y, colour=colour, stroke=3.0))
+        parts.append(line(lower, y, upper, y, colour=colour, stroke=3.0))
         parts.append(f'<circle cx="{middle}" cy="{y}" r="5" fill="{colour}"/>')
     else:
         words = verdict_text(row)
-    parts.append(_text(_RIGHT + 20, y + 4, words, colour=colour, weight=weight))
+    parts.append(text(_RIGHT + 20, y + 4, words, colour=colour, weight=weight))
     return parts
 
 
@@ -85,26 +77,3 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     first = math.ceil(low / step)
     return [round(step * number, 9) for number in range(first, math.floor(high / step) + 1)]
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    size: int = 13,
-    anchor: str = "start",
-    colour: str = _INK,
-    weight: int = 400,
-) -> str:
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" '
-        f'font-weight="{weight}">{escape(words)}</text>'
-    )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, *, colour: str, stroke: float) -> str:
-    return (
-        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" '
-        f'stroke-width="{stroke}" stroke-linecap="round"/>'
-    )

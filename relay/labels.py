@@ -1,4 +1,4 @@
-"""What the ingress tells the connector about a request, beside what the client asks of it.
+"""What the server tells the connector about a request, beside what the client asks of it.
 
 vLLM carries one dictionary of a request to the connector, `kv_transfer_params`, and clients may
 fill it. So the ingress replaces this field of it always: what a client writes there is lost.
@@ -24,11 +24,14 @@ class Labels:
         minhash_jaccard: likeness of its prompt's word shingles and those of the most similar
             recent prompt, 0 to 1.
         embedding_cosine: the same of their embeddings.
+        is_probe: nobody has asked: the agent measures its engine. No record, metric or block of it
+            is kept.
     """
 
     agent: str | None = None
     minhash_jaccard: float | None = None
     embedding_cosine: float | None = None
+    is_probe: bool = False
 
     @property
     def similarity_band(self) -> str | None:

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 import typer
 
 from kvrelay.agents.errors import AgentError
-from kvrelay.cluster.cli import check, decisions, demo, doctor, model, payoff, serve
+from kvrelay.cluster.cli import calibrate, check, decisions, demo, doctor, model, payoff, serve
 from kvrelay.cluster.cli.console import err
 from kvrelay.cluster.errors import ConfigError, KvrelayError
 from kvrelay.cluster.lifecycle import Stopped
@@ -52,6 +52,7 @@ def make_app() -> typer.Typer:
     app.command()(check.check)
     app.command()(doctor.doctor)
     app.command()(payoff.payoff)
+    app.command()(calibrate.calibrate)
     app.add_typer(decisions.app, name="decisions")
     app.add_typer(model.app, name="model")
     for entry in entry_points(group="kvrelay.commands"):

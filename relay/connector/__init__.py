@@ -26,6 +26,7 @@ from kvrelay.relay.connector.off import OffHalf
 from kvrelay.relay.connector.scheduler import SchedulerHalf
 from kvrelay.relay.connector.worker import WorkerHalf
 from kvrelay.relay.decisions.log import DecisionLog, open_log
+from kvrelay.relay.labels import Labels
 from kvrelay.relay.settings import RelaySettings
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         record = self._scheduler.request_finished(request, block_ids)
-        if record is None:
+        if record is None or Labels.of(request.kv_transfer_params).is_probe:
             return False, None
         self._stats.add(record)
         self._stats.add_savings(self._scheduler.take_savings())

@@ -83,7 +83,7 @@ class SchedulerHalf:
         self._policy = parse_policy(
             settings.policy, Costs(step_tokens), settings.exploration, settings.queue_weight
         )
-        self._calibration = calibration_of(self._policy, fingerprint)
+        self._calibration = calibration_of(self._policy, fingerprint, settings.agent)
         self._audit = Audit(self._policy, settings)
         self._fingerprint = fingerprint
         self._block_tokens = block_tokens
@@ -120,7 +120,7 @@ class SchedulerHalf:
         tracked = Tracked(request, requested_mode(request), time.perf_counter(), labels)
         self._tracked[request.request_id] = tracked
         tracked.draw = draw_for(request.session_id, self._fingerprint)
-        if unsupported_request(request):
+        if labels.is_probe or unsupported_request(request):
             tracked.refusal = Reason.UNSUPPORTED_REQUEST
             tracked.saves = False
         elif tracked.mode is Mode.RECOMPUTE:

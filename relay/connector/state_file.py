@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
-EVERY_S = 30.0
+EVERY_S = 10.0
 
 
 class StateFile:
@@ -55,7 +55,7 @@ class StateFile:
             with tempfile.NamedTemporaryFile(
                 "w", dir=self.path.parent, encoding="utf-8", delete=False
             ) as file:
-                json.dump(state, file)
+                file.write(json.dumps(state))
             Path(file.name).replace(self.path)
         except OSError as error:
             if not self._has_failed:

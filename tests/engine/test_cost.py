@@ -9,6 +9,7 @@ import pytest
 from harness import BLOCK, Engine, text_tokens
 
 from kvrelay.policies import Costs
+from kvrelay.relay.client import StoreClient
 
 OTHER = [7, 11, 13, 17]
 
@@ -115,3 +116,23 @@ def test_a_session_keeps_its_arm_and_what_came_of_it_is_told(
     finally:
         a.close()
         b.close()
+
+
+def test_prompts_of_the_agents_own_teach_and_leave_no_trace(
+    cache: Path, model: Path, address: str, store: StoreClient
+) -> None:
+    engine = Engine(model, address, {"policy": "cost"})
+    engine.wait_ready()
+    blocks = store.stats()["blocks"]
+    for seed, tokens in enumerate((64, 512, 1536, 3000, 64, 512)):
+        prompt = text_tokens(300 + seed, tokens)
+        assert engine.one(prompt, labels={"is_probe": True})["record"] is None
+    assert store.stats()["blocks"] == blocks
+    engine.execute(
+        "from kvrelay.policies import Work\n"
+        "connector = driver.scheduler.get_kv_connector()\n"
+        "costs = connector._scheduler._policy.costs\n"
+        "assert all(costs.is_sure_of_prefill(Work.of(0, n)) for n in (256, 1024, 2048))\n"
+        "assert connector._stats.data['reasons'].keys() <= {'mode_recompute'}"
+    )
+    engine.close()

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from kvrelay.policies import Arm, Candidate, Costs, Decision, Reason, Work, parse_policy
-from kvrelay.relay.connector import calibration as module
-from kvrelay.relay.connector.calibration import Calibration, calibration_of, state_path
+from kvrelay.relay import learnt
+from kvrelay.relay.connector.calibration import Calibration, calibration_of
 from kvrelay.relay.connector.metadata import LoadOutcome
 from kvrelay.relay.connector.request import DEADLINE_FLOOR_S, Tracked, load_deadline_s
 from kvrelay.relay.connector.state_file import EVERY_S, StateFile
 from kvrelay.relay.connector.steps import Step
 from kvrelay.relay.connector.view import candidates, relay_view
+from kvrelay.relay.learnt import state_path
 from kvrelay.relay.protocol import FetchEnded
 from kvrelay.relay.settings import RelaySettings
 
@@ -44,9 +45,11 @@ class Bed:
         self.file = StateFile(self.path, lambda: self.now_s)
         self.costs = Costs()
         self.seen: list[tuple[Any, ...]] = []
+        self.recent: dict[str, Any] = {}
         for name in ("observe_step", "observe_load", "observe_unfinished_load"):
             self._watch(name)
         self.calibration = Calibration(self.costs, self.file)
+        self.calibration.step_ended(STEP)  # the engine is warm now
 
     def _watch(self, name: str) -> None:
         real = getattr(self.costs, name)
@@ -56,6 +59,12 @@ class Bed:
             real(*args)
 
         setattr(self.costs, name, observe)
+
+    def kept(self) -> dict[str, Any]:
+        """What the file holds of the costs; `recent` is told apart."""
+        state: dict[str, Any] = json.loads(self.path.read_text())
+        self.recent = state.pop("recent")
+        return state
 
     def load(self, candidate: Candidate | None, steps: int = 1, **outcome: Any) -> None:
         """A load that was decided after no step and took 2 seconds until it was reported."""
@@ -73,6 +82,18 @@ def test_steps_that_compute_prompts_are_observed(bed: Bed) -> None:
     for other in (None, replace(STEP, prompts=()), replace(STEP, is_plain=False)):
         bed.calibration.step_ended(other)
     assert bed.seen == [("step", STEP.work, 0.5)]
+
+
+def test_the_first_prompt_of_an_engine_tells_nothing(tmp_path: Path) -> None:
+    costs = Costs()
+    before = costs.to_dict()
+    calibration = Calibration(costs, StateFile(tmp_path / "state.json"))
+    calibration.step_ended(replace(STEP, prompts=()))
+    calibration.step_ended(replace(STEP, seconds=20.0))
+    assert costs.to_dict() == before
+    calibration.step_ended(STEP)
+    assert costs.to_dict() != before
+    calibration.close()
 
 
 def test_a_load_is_timed_by_the_worker_if_steps_held_up_its_report(bed: Bed) -> None:
@@ -152,7 +173,41 @@ def test_what_was_learnt_is_kept_and_found_again(bed: Bed, tmp_path: Path) -> No
     assert again.costs.prefill(work).p50_s == pytest.approx(0.5, rel=0.1)
     assert not again.costs.is_sure_of_prefill(work)
     again.calibration.close()
-    assert json.loads(bed.path.read_text()) == bed.costs.to_dict(), "nothing new, nothing written"
+    assert bed.kept() == bed.costs.to_dict(), "nothing new, nothing written"
+
+
+def test_the_last_observations_are_kept_with_what_was_predicted(bed: Bed, tmp_path: Path) -> None:
+    first_s = bed.costs.prefill(STEP.work).p50_s
+    load_s = bed.costs.load(("nodes",), 30 * MB, 7).p50_s
+    bed.calibration.step_ended(STEP)
+    bed.load(NODES, fetched=FETCHED)
+    bed.calibration.close()
+    bed.kept()
+    ((_, tokens, squares, seconds, predicted_s),) = bed.recent["steps"]
+    assert (tokens, squares, seconds) == (*STEP.work, STEP.seconds)
+    assert predicted_s == pytest.approx(first_s)
+    (way,) = bed.recent["ways"]
+    assert way["way"] == ["nodes", "n2", "nixl", "tcp/eth0", "raw"]
+    ((_, *loaded),) = way["loads"]
+    assert loaded == [30 * MB, 7, pytest.approx(1.1), pytest.approx(load_s)]
+    again = Bed(tmp_path)
+    again.calibration.step_ended(STEP)
+    again.calibration.close()
+    again.kept()
+    assert len(again.recent["steps"]) == 2
+    assert again.recent["ways"] == bed.recent["ways"]
+
+
+def test_a_file_of_before_is_begun_with(bed: Bed, tmp_path: Path) -> None:
+    bed.calibration.step_ended(STEP)
+    bed.calibration.close()
+    bed.path.write_text(json.dumps(bed.kept()))
+    again = Bed(tmp_path)
+    assert again.costs.prefill(STEP.work) != Costs().prefill(STEP.work)
+    again.calibration.step_ended(STEP)
+    again.calibration.close()
+    again.kept()
+    assert len(again.recent["steps"]) == 1
 
 
 def test_it_is_written_now_and_then(bed: Bed) -> None:
@@ -163,7 +218,7 @@ def test_it_is_written_now_and_then(bed: Bed) -> None:
     bed.now_s = EVERY_S
     bed.calibration.step_ended(STEP)
     bed.file.close()
-    assert json.loads(bed.path.read_text()) == bed.costs.to_dict()
+    assert bed.kept() == bed.costs.to_dict()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 99}', "null", "\x00\xff"])
@@ -197,7 +252,7 @@ def test_the_file_is_of_one_model_and_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module.platform, "node", lambda: "a/b c")
+    monkeypatch.setattr(learnt.platform, "node", lambda: "a/b c")
     path = state_path(b"\x01" * 32)
     assert path == tmp_path / "kvrelay" / "calibration" / f"{'01' * 8}-a_b_c.json"
     assert path != state_path(b"\x02" * 32)

@@ -7,7 +7,10 @@ import pytest
 from kvrelay.relay.labels import FIELD, Labels, without_labels
 
 LABELS = Labels("b", 0.5, 0.9)
-FORGED = {FIELD: {"agent": "a", "embedding_cosine": 1.0}, "kvrelay": {"mode": "auto"}}
+FORGED = {
+    FIELD: {"agent": "a", "embedding_cosine": 1.0, "is_probe": True},
+    "kvrelay": {"mode": "auto"},
+}
 
 
 @pytest.mark.parametrize("params", [None, {}, {"kvrelay": {"mode": "auto"}}, FORGED])
