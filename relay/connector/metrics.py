@@ -19,10 +19,10 @@ and `engine`; then those below. All have few values: a path is told without its 
     kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
     kvrelay_log_dropped_total                  records that are missing in the decision log
     kvrelay_saving_seconds{stratum}            seconds of TTFT that relay saves per request, where
-                                               the policy prefers it; NaN without an interval
-    kvrelay_saving_lower_seconds{stratum}, kvrelay_saving_upper_seconds{stratum}    its interval,
+                                               the policy prefers it, as last known with
+    kvrelay_saving_lower_seconds{stratum}, kvrelay_saving_upper_seconds{stratum}    an interval,
                                                valid at every look
-    kvrelay_saving_requests{stratum}           requests that it rests on
+    kvrelay_saving_requests{stratum}           requests that the estimate under way rests on
     kvrelay_stratum_off{stratum}               1 where relay was seen to lose: off, or on trial
 
 The seconds stand there twice since Ray 2.60 makes a histogram anew of the middles of its buckets,
@@ -73,7 +73,7 @@ _SAVINGS = {
     SAVING: "Seconds of TTFT that relay saves per request where the policy prefers it.",
     SAVING_LOWER: "The lower end of that estimate's interval.",
     SAVING_UPPER: "The upper end of that estimate's interval.",
-    SAVING_REQUESTS: "Requests that the estimate rests on.",
+    SAVING_REQUESTS: "Requests that the estimate under way rests on.",
     STRATUM_OFF: "1 where relay was seen to lose, and is off or on trial.",
 }
 
@@ -248,7 +248,7 @@ class RelayMetrics(KVConnectorPromMetrics):
             self._log_dropped.labels(*engine).inc(data["log_dropped"])
         for stratum, values in data["savings"].items():
             for gauge, value in zip(self._savings, values, strict=True):
-                if value is not None:
+                if value is not None:  # Ray drops NaN: without an interval the last one stays
                     gauge.labels(*engine, stratum).set(float(value))
         for *way, num_bytes, wire_bytes, seconds in data["transfers"]:
             self._bytes.labels(*engine, *way).inc(num_bytes)
