@@ -85,7 +85,7 @@ class Standing:
 
     Attributes:
         estimate: what relay saves where the policy prefers it: of a stratum since its last change,
-            of all together through all changes.
+            or what has just changed it; of all together through all changes.
         stage: None of all together.
     """
 
@@ -220,13 +220,15 @@ class StrataSwitch:
         lane = self._lanes[key]
         lane.wait(seen.time_s)
         told: dict[str, Standing] = {}
+        estimate = lane.estimate
         if seen.preferred is not Arm.RECOMPUTE:
             lane.observe(seen)
+            estimate = lane.estimate  # the one that decides, which a change makes forget
             if self._plan is None:
                 lane.judge(seen.time_s)
             self._overall.observe(seen)
             told[OVERALL] = Standing(self._overall.estimate(), None)
-        told[key.label] = Standing(lane.estimate, lane.stage)
+        told[key.label] = Standing(estimate, lane.stage)
         return told
 
     def stages(self) -> dict[str, Stage]:

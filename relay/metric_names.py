@@ -20,10 +20,10 @@ Of requests, told by their agent's replica with vLLM's labels `model_name`, whic
     kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
     kvrelay_log_dropped_total                  records that are missing in the decision log
     kvrelay_saving_seconds{stratum}            seconds of TTFT that relay saves per request, where
-                                               the policy prefers it; NaN without an interval
-    kvrelay_saving_lower_seconds{stratum}, kvrelay_saving_upper_seconds{stratum}    its interval,
+                                               the policy prefers it, as last known with
+    kvrelay_saving_lower_seconds{stratum}, kvrelay_saving_upper_seconds{stratum}    an interval,
                                                valid at every look
-    kvrelay_saving_requests{stratum}           requests that it rests on
+    kvrelay_saving_requests{stratum}           requests that the estimate under way rests on
     kvrelay_stratum_off{stratum}               1 where relay was seen to lose: off, or on trial
 
 Of a node's store, told by its process, see store_metrics.py; `place` is `arena` or `encoded`:

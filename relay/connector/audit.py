@@ -23,8 +23,8 @@ from kvrelay.policies.strata_switch import Stage, Standing, StrataSwitch, Switch
 from kvrelay.relay.settings import RelaySettings
 
 logger = logging.getLogger(__name__)
-# By stratum: the saving and its bounds in seconds per request, requests, and whether relay is off,
-# None of all strata together. Plain types, for they go to another process.
+# By stratum: the saving and its bounds in seconds per request, None without an interval; requests;
+# whether relay is off, None of all strata together. Plain types, for they go to another process.
 Savings = dict[str, list[float | bool | None]]
 
 
@@ -73,7 +73,8 @@ class Audit:
 
 def _plain(standing: Standing) -> list[float | bool | None]:
     estimate, stage = standing.estimate, standing.stage
-    # Without an interval the estimate would mislead.
-    saving_s = estimate.saving_s if math.isfinite(estimate.lower_s) else math.nan
     is_off = None if stage is None else stage is not Stage.ON
-    return [saving_s, estimate.lower_s, estimate.upper_s, estimate.requests, is_off]
+    seconds: list[float | None] = [estimate.saving_s, estimate.lower_s, estimate.upper_s]
+    if not math.isfinite(estimate.lower_s):  # then the estimate alone would mislead
+        seconds = [None, None, None]
+    return [*seconds, estimate.requests, is_off]

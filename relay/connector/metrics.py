@@ -69,7 +69,7 @@ _SAVINGS = {
     SAVING: "Seconds of TTFT that relay saves per request where the policy prefers it.",
     SAVING_LOWER: "The lower end of that estimate's interval.",
     SAVING_UPPER: "The upper end of that estimate's interval.",
-    SAVING_REQUESTS: "Requests that the estimate rests on.",
+    SAVING_REQUESTS: "Requests that the estimate under way rests on.",
     STRATUM_OFF: "1 where relay was seen to lose, and is off or on trial.",
 }
 
@@ -262,7 +262,7 @@ class RelayMetrics(KVConnectorPromMetrics):
         self._observe_transfers(data["transfers"], engine)
         for stratum, values in data["savings"].items():
             for gauge, value in zip(self._savings, values, strict=True):
-                if value is not None:
+                if value is not None:  # Ray drops NaN: without an interval the last one stays
                     gauge.labels(*engine, stratum).set(float(value))
 
     def _observe_transfers(self, transfers: Iterable[Sequence[Any]], engine: list[object]) -> None:

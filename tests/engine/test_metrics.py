@@ -1,6 +1,5 @@
 """Metrics through a real Ray: what a scrape of the node's metrics port brings."""
 
-import math
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ STORE = {
 STRATUM = "nodes/512-2k/>=90%"
 SAVINGS: dict[str, Any] = {
     "all": [0.2, 0.1, 0.3, 40, None],
-    STRATUM: [math.nan, -math.inf, math.inf, 0, True],
+    STRATUM: [None, None, None, 0, True],
 }
 NIXL = {"transport": "nixl", "path": "tcp", "codec": "lz4"}
 
@@ -172,9 +171,11 @@ def test_a_scrape(metrics_url: str) -> None:
     assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
     assert value(found, metrics.LOG_DROPPED, **agent) == 6
     assert value(found, metrics.SAVING, stratum="all", **agent) == 0.2
-    assert value(found, metrics.SAVING_LOWER, stratum=STRATUM, **agent) == -math.inf
+    assert value(found, metrics.SAVING_LOWER, stratum="all", **agent) == 0.1
+    assert value(found, metrics.SAVING_UPPER, stratum="all", **agent) == 0.3
+    assert value(found, metrics.SAVING_REQUESTS, stratum="all", **agent) == 40
     assert value(found, metrics.STRATUM_OFF, stratum=STRATUM, **agent) == 1
-    assert math.isnan(value(found, metrics.SAVING, stratum=STRATUM, **agent))
+    assert value(found, metrics.SAVING, stratum=STRATUM, **agent) is None
     assert value(found, metrics.WIRE_BYTES, **NIXL, **agent) == 1200
     assert (
         value(found, metrics.TRANSFER_BYTES, transport="arena", path="arena", codec="raw") == 1000

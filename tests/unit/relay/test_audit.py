@@ -114,12 +114,20 @@ def test_what_relay_saves_is_told_once() -> None:
     assert lots.take() == {}
 
 
+def test_what_turns_a_stratum_off_is_told() -> None:
+    lots = audit(exploration=0.1)
+    for number in range(1000):
+        serve(lots, 1, relay_s=1.5, start=number)
+        saving_s, _, upper_s, _, is_off = lots.take()[STRATUM]
+        if is_off:
+            break
+    assert saving_s < upper_s < 0.0
+
+
 def test_a_saving_without_interval_is_not_told() -> None:
     lots = audit(exploration=0.1)
     serve(lots, 2, relay_s=0.1)
-    saving_s, lower_s, upper_s, requests, _ = lots.take()[STRATUM]
-    assert math.isnan(saving_s)
-    assert (lower_s, upper_s, requests) == (-math.inf, math.inf, 2)
+    assert lots.take()[STRATUM] == [None, None, None, 2, False]
 
 
 def test_requests_without_first_token_or_lot_say_nothing() -> None:
