@@ -260,11 +260,11 @@ def test_a_load_that_was_given_up_is_told_with_what_it_has_brought(
 
 def test_what_a_cost_policy_is_told() -> None:
     policy = CostPolicy(Costs(step_tokens=8192))
-    assert not policy.costs.is_sure_of_load(("nodes",), 10**6)
+    assert not policy.costs.load(("nodes",), 10**6).is_sure
     for number in range(1, 40):
         teach(policy, Step(((0, 100 * number), (100, 50)), 0.1 + 0.001 * (100 * number + 50)))
         teach(policy, Load("nodes", 10**6 * number, 10**6 * number, 0, 0.05 + 0.1 * number))
-    assert policy.costs.is_sure_of_prefill(Work.of(0, 2000))
+    assert policy.costs.prefill(Work.of(0, 2000)).is_sure
     assert policy.costs.prefill(Work.of(0, 2000)).p50_s == pytest.approx(2.1, rel=0.05)
     assert policy.costs.load(("nodes",), 2 * 10**7).p50_s == pytest.approx(2.05, rel=0.05)
     # Of half a load in as long as the whole was to take, the other half is as long again.
