@@ -59,7 +59,6 @@ class _Request:
     blocks: list[int]
     local_blocks: int = 0
     cached_blocks: int = 0
-    decided_s: float = 0.0
     place: str = ""
     load_end: int = 0  # the first block that it does not load
     num_bytes: int = 0  # that have to come for it; what is in the arena counts if all is
@@ -213,7 +212,6 @@ class _Simulation:
         blocks, store = request.blocks, self._stores.of(engine.node)
         local = engine.cache.leading(blocks)
         request.local_blocks = request.cached_blocks = local
-        request.decided_s = now_s
         near = local + store.leading(blocks[local:])
         held = near
         coming = self._coming[engine.node]
@@ -281,15 +279,13 @@ class _Simulation:
         requests, engine.handed_over = engine.handed_over, []
         for request in requests:
             request.began_s = now_s
-            until_s = request.decided_s + self._world.load_deadline_s
+            until_s = now_s + self._world.load_deadline_s
             blocks = request.blocks[request.local_blocks : request.load_end]
-            request.arrivals_s = [math.inf] * len(blocks)
-            if now_s <= until_s:
-                request.arrivals_s = self._fetch(engine, request, blocks, now_s)
+            request.arrivals_s = self._fetch(engine, request, blocks, now_s)
             there_s = max([now_s, *filter(math.isfinite, request.arrivals_s)])
             copy_s = self._load_bytes(request) / self._world.copy_bytes_per_s
             own_s = self._load_noise[request.number] * (self._world.relay_fixed_s + copy_s)
-            self._push(min(there_s + own_s, max(now_s, until_s)), engine, request)
+            self._push(min(there_s + own_s, until_s), engine, request)
 
     def _fetch(
         self, engine: _Engine, request: _Request, blocks: Sequence[int], now_s: float

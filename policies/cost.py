@@ -31,11 +31,11 @@ UNSURE_EXPLORATION = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Relay:
-    """A candidate with its price."""
+    """A candidate with its price. `load` is without what it waits for before it begins."""
 
     num_tokens: int
-    latency: Forecast
     load: Forecast
+    latency: Forecast
     price_s: float
     is_sure: bool
 
@@ -75,19 +75,21 @@ class CostPolicy(RelayPolicy):
         Whoever draws that lot must not call `decide`, which draws it too.
         """
         own = Work.of(view.local_tokens, view.prompt_tokens - view.local_tokens)
-        recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
-        recompute_is_sure = self.costs.is_sure_of_prefill(own)
+        alone = self.costs.prefill(own, view.beside)
+        recompute = alone
+        if view.ahead.tokens:
+            recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
         relays = self._relays(view)
-        is_sure = recompute_is_sure and relays[0].is_sure
+        relay = relays[0]
+        is_sure = alone.is_sure and relay.is_sure
         if is_sure:
             sure = (relay for relay in relays if relay.is_sure)
             relay = min(sure, key=lambda relay: relay.price_s)
-            price_s = recompute.p50_s + self._for_others_s(view, own)
+            price_s = recompute.p50_s + self._weight(view) * alone.p50_s
             chosen = Arm.RELAY if relay.price_s < price_s else Arm.RECOMPUTE
         else:
-            relay = relays[0]
             chosen = Arm.RELAY if relay.num_tokens >= FALLBACK_MIN_TOKENS else Arm.RECOMPUTE
-        other_is_sure = recompute_is_sure if chosen is Arm.RELAY else relay.is_sure
+        other_is_sure = alone.is_sure if chosen is Arm.RELAY else relay.is_sure
         share = self._exploration
         if share and not other_is_sure:
             share = UNSURE_EXPLORATION
@@ -111,34 +113,31 @@ class CostPolicy(RelayPolicy):
 
     def _relays(self, view: RelayView) -> Sequence[_Relay]:
         """Every candidate, priced."""
-        costs = self.costs
+        costs, weight = self.costs, self._weight(view)
         queue = costs.prefill(view.ahead, view.beside)
-        step = costs.prefill(costs.within_a_step(view.ahead), view.beside)
+        first = costs.within_a_step(view.ahead)
+        step = queue if first == view.ahead else costs.prefill(first, view.beside)
+        certain_queue, certain_step = queue.certain(), step.certain()
         relays = []
         for candidate in view.candidates:
+            load = costs.load((candidate.place,), candidate.place_bytes, candidate.bytes_ahead)
             there = view.local_tokens + candidate.num_tokens
-            rest = Work.of(there, view.prompt_tokens - there)
-            way, num_bytes = (candidate.place,), candidate.place_bytes
-            load = costs.load(way, num_bytes, candidate.bytes_ahead)
-            prefill = costs.prefill(rest, view.beside)
-            priced = queue.certain().or_later(step.certain() + load) + prefill
+            rest = costs.prefill(Work.of(there, view.prompt_tokens - there), view.beside)
+            priced = certain_queue.or_later(certain_step + load) + rest
             relays.append(
                 _Relay(
                     num_tokens=candidate.num_tokens,
-                    latency=queue.or_later(step + load) + prefill,
-                    load=step + load,
-                    price_s=priced.p75_s + self._for_others_s(view, rest),
-                    is_sure=costs.is_sure_of_load(way, num_bytes, candidate.bytes_ahead),
+                    load=load,
+                    latency=queue.or_later(step + load) + rest,
+                    price_s=priced.p75_s + weight * rest.p50_s,
+                    is_sure=load.is_sure,
                 )
             )
         return relays
 
-    def _for_others_s(self, view: RelayView, work: Work) -> float:
-        """Weighted seconds that others wait for this work."""
-        behind = max(0, view.requests_waiting - 1)
-        if not behind:
-            return 0.0
-        return self._queue_weight * behind * self.costs.prefill(work, view.beside).p50_s
+    def _weight(self, view: RelayView) -> float:
+        """Of a second that this request keeps the engine busy, for those behind it."""
+        return self._queue_weight * max(0, view.requests_waiting - 1)
 
 
 def _reason(chosen: Arm, is_sure: bool) -> Reason:

@@ -46,14 +46,9 @@ class Learnt:
 
     def forecast(self, x: Sequence[float], kind: int = 0) -> Forecast:
         """Seconds expected at x."""
-        return Forecast.of(self._regression.predict(x), self._ratios[kind].quantiles)
-
-    def is_sure(self, x: Sequence[float]) -> bool:
-        """Whether enough has been seen to trust the forecast at x."""
-        if self._regression.count < SURE_AFTER:
-            return False
-        mean, sd = self._regression.predict(x)
-        return sd <= SURE_WITHIN * mean
+        estimate = self._regression.predict(x)
+        is_sure = self.count >= SURE_AFTER and estimate.sd <= SURE_WITHIN * estimate.mean
+        return Forecast.of(estimate, self._ratios[kind].quantiles, is_sure)
 
     def observe(self, x: Sequence[float], seconds: float, kind: int = 0) -> None:
         """It took so long at x."""
@@ -116,10 +111,6 @@ class Costs:
             return NOTHING
         return self._prefill.forecast(self._steps(work, beside), _kind(work))
 
-    def is_sure_of_prefill(self, work: Work) -> bool:
-        """Whether enough steps have been seen to tell."""
-        return self._prefill.is_sure(self._steps(work, NO_WORK))
-
     def observe_step(self, work: Work, seconds: float) -> None:
         """One step that computed prompts, decoded tokens of others included, took so long."""
         self._prefill.observe((1.0, work.tokens, work.squares), seconds, _kind(work))
@@ -144,12 +135,17 @@ class Costs:
     def load(self, way: Way, num_bytes: int, bytes_ahead: int = 0) -> Forecast:
         """Seconds until so many bytes are in the engine's memory."""
         x = (1.0, num_bytes, bytes_ahead)
-        return self._best(way, x).forecast(x)
-
-    def is_sure_of_load(self, way: Way, num_bytes: int, bytes_ahead: int = 0) -> bool:
-        """Whether enough loads have been seen to tell."""
-        x = (1.0, num_bytes, bytes_ahead)
-        return self._best(way, x).is_sure(x)
+        best, most = None, -1
+        for length in range(len(way), 0, -1):
+            learnt = self._loads.get(way[:length])
+            if learnt is None:
+                continue
+            forecast = learnt.forecast(x)
+            if forecast.is_sure:
+                return forecast
+            if learnt.count > most:
+                best, most = forecast, learnt.count
+        return best or _UNSEEN.get(way[0], _UNSEEN["nodes"]).forecast(x)
 
     def observe_load(self, way: Way, num_bytes: int, bytes_ahead: int, seconds: float) -> None:
         """A load took so long; `way` as far as it is known now."""
@@ -171,15 +167,6 @@ class Costs:
         whole_s = seconds / min(part, 1.0)
         if whole_s > self.load(way, num_bytes, bytes_ahead).p50_s:
             self.observe_load(way, num_bytes, bytes_ahead, whole_s)
-
-    def _best(self, way: Way, x: Sequence[float]) -> Learnt:
-        known = [
-            learnt
-            for length in range(len(way), 0, -1)
-            if (learnt := self._loads.get(way[:length])) is not None
-        ]
-        sure = next((learnt for learnt in known if learnt.is_sure(x)), None)
-        return sure or max(known, key=lambda learnt: learnt.count, default=_first_guess(way))
 
     # Keeping
 
@@ -218,3 +205,7 @@ def _kind(work: Work) -> int:
 def _first_guess(way: Way) -> Learnt:
     fixed_s, per_byte_s = _FIRST_GUESS.get(way[0], _FIRST_GUESS["nodes"])
     return Learnt((fixed_s, per_byte_s, per_byte_s))
+
+
+# Made once, for to invert a matrix takes longer than to decide; nothing is ever observed there.
+_UNSEEN = {place: _first_guess((place,)) for place in _FIRST_GUESS}

@@ -63,7 +63,7 @@ class Decision:
         relay_s: predicted time from the decision to the first token if relayed, the median;
             None if not predicted. With it: what 5, 75 and 95 of 100 outcomes stay below.
         recompute_s: the same if recomputed.
-        load_p95_s: what 95 of 100 loads would be over after.
+        load_p95_s: what 95 of 100 loads would be over after, from their begin.
         propensity: probability with which this arm was chosen; 1 unless randomised.
         preferred: what the policy would have chosen; None if it leaves nothing to chance.
         explored: the other arm had been chosen but for chance.

@@ -15,12 +15,22 @@ but not boundlessly so. Two ways of being wrong are told apart:
 - observations that are off to one side again and again are a change of the world. Then those
   coefficients are in doubt that have a share in them, and the observations are fitted anew.
 
+How far is off depends on how observations scatter lately, for on a machine that others use too
+seconds are now and then twice what they were. Off is what is further than `_FAR` standard
+deviations: three such in a row, to one side, come once in 40,000 of normal noise. The deviation is
+a running mean of absolute errors, as far as noise and not doubt in the coefficients is to blame for
+them. An error counts for `CLIP` deviations at most, and those of a streak once it is over, so a
+change does not hide itself: one by 5 is seen within three observations as long as the deviation is
+under log(5) / `_FAR` = 0.8. Changes count too, so that a world which goes back and forth is taken
+for a noisy one in time.
+
 Sources: stabilised forgetting, Kulhavy and Zarrop, Int. J. Control 58, 1993; Huber, Ann. Math.
 Statist. 35, 1964.
 """
 
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +42,13 @@ KEEP = 0.99
 NOISE = 0.2
 SPREAD = 2.0
 CLIP = 3.0
-# A change: at least so many observations in a row off to one side by this factor, and together
-# by this much (in logarithms): three by 1.5, or two by 2.
-_OFF = math.log(1.5)
-_MIN_STREAK, _CHANGE = 2, 3 * _OFF
+# Off is at least this factor, however little observations scatter, and so many deviations.
+_OFF, _FAR = math.log(1.5), 2.0
+# A change: at least so many observations in a row off to one side, and together as far as three
+# that are just off: three by 1.5, or two by 2, where they scatter little.
+_MIN_STREAK, _CHANGE = 2, 3.0
+# The deviation is a mean over about so many; and what mean absolute errors of normal noise are.
+_MEMORY, _MEAN_ERROR = 16, math.sqrt(2 / math.pi)
 # A coefficient may have been fitted to zero; this share of the first guess keeps it alive.
 _ALIVE = 0.05
 
@@ -62,8 +75,9 @@ class Regression:
         self._guess = tuple(guess)
         # Everything below is in units of the guess: theta from 1 on, x in seconds.
         self._theta: list[float] = [1.0] * len(guess)
-        self._streak: list[tuple[list[float], float]] = []
+        self._streak: list[tuple[list[float], float, float]] = []  # x, y, its error
         self._off = 0.0  # how far the streak is off, in logarithms; its sign is the side
+        self._deviation = _OFF / _FAR  # of what is no streak, in logarithms
         self._believe(self._prior())
 
     @property
@@ -89,12 +103,14 @@ class Regression:
         if not (math.isfinite(y) and y > 0 and min(scaled) >= 0 and max(scaled) > 0):
             raise ValueError(f"no observation: {y} at {list(x)}")
         self._watch(scaled, y)
-        changed = len(self._streak) >= _MIN_STREAK and abs(self._off) >= _CHANGE
+        far = _CHANGE * _FAR * self._deviation
+        changed = len(self._streak) >= _MIN_STREAK and abs(self._off) >= far
         if changed:
             streak, off = self._streak, self._off / len(self._streak)
-            self._streak, self._off, self.count = [], 0.0, 0
+            self._end_streak()
+            self.count = 0
             self._doubt(scaled, max(SPREAD, math.exp(off)))
-            for past_x, past_y in streak:
+            for past_x, past_y, _ in streak:
                 self._fit(past_x, past_y, clip=math.inf)
         else:
             self._fit(scaled, y, CLIP)
@@ -112,17 +128,17 @@ class Regression:
             raise ValueError(f"no coefficients: {list(coefficients)}")
         self.count = 0
         self._theta = [v / unit for v, unit in zip(coefficients, self._guess, strict=True)]
-        self._streak, self._off = [], 0.0
+        self._streak, self._off, self._deviation = [], 0.0, _OFF / _FAR
         self._believe(self._prior())
 
     def _scaled(self, x: Sequence[float]) -> list[float]:
         return [value * unit for value, unit in zip(x, self._guess, strict=True)]
 
     def _predict(self, x: list[float]) -> Estimate:
-        mean = variance = 0.0
-        for xi, theta, row in zip(x, self._theta, self._covariance, strict=True):
-            mean += xi * theta
-            variance += xi * sum(xj * value for xj, value in zip(x, row, strict=True))
+        mean = sum(map(mul, x, self._theta))
+        variance = sum(
+            xi * sum(map(mul, x, row)) for xi, row in zip(x, self._covariance, strict=True)
+        )
         return Estimate(mean, math.sqrt(max(variance, 0.0)))
 
     def _believe(self, precision: Floats) -> None:
@@ -138,12 +154,29 @@ class Regression:
 
     def _watch(self, x: list[float], y: float) -> None:
         """Go on with the streak of observations that are off to one side, or end it."""
-        off = math.log(y / max(self._predict(x).mean, y * 1e-6))
-        if abs(off) < _OFF or off * self._off < 0:
-            self._streak, self._off = [], 0.0
-        if abs(off) >= _OFF:
-            self._streak.append((x, y))
+        mean, sd = self._predict(x)
+        mean = max(mean, y * 1e-6)
+        off = math.log(y / mean)
+        is_off = abs(off) >= _FAR * self._deviation
+        if not is_off or off * self._off < 0:
+            self._end_streak()
+        error = abs(off) * self._deviation / math.hypot(self._deviation, sd / mean)
+        if is_off:
+            self._streak.append((x, y, error))
             self._off += off
+        else:
+            self._scatter(error)
+
+    def _end_streak(self) -> None:
+        for _, _, error in self._streak:
+            self._scatter(error)
+        self._streak, self._off = [], 0.0
+
+    def _scatter(self, error: float) -> None:
+        """Take in an error that noise is to blame for."""
+        deviation = min(error, CLIP * self._deviation) / _MEAN_ERROR
+        self._deviation += (deviation - self._deviation) / _MEMORY
+        self._deviation = max(self._deviation, _OFF / _FAR)
 
     def _doubt(self, x: list[float], spread: float) -> None:
         """Doubt coefficients as far as they have a share in what is predicted at x."""

@@ -51,7 +51,8 @@ class RelayRecord:
         minhash_jaccard, embedding_cosine: how much its prompt is like the most similar recent one,
             0 to 1; None if that was not measured. They license nothing.
         similarity_band: of the cosine if there is one, else of the index: `high`, `mid`, `low`.
-        deadline_s: after how long the load would have been given up; 0 if none was planned.
+        deadline_s: after how long the load would have been given up, once the engine came to it; 0
+            if none was planned.
         first_token_s: from the decision to the first token, which is what it predicts; None
             without one.
         shared_prefix_fraction: of the prompt, what the engine had and what could be had for it;

@@ -23,6 +23,7 @@ from kvrelay.relay.protocol import FetchEnded, LandedBlock
 @dataclass(slots=True)
 class _Load:
     job: LoadJob
+    deadline_ns: int
     number: int
     blocks: list[LoadBlock]
     ready: deque[int]
@@ -80,10 +81,12 @@ class Loads:
         """Start a load."""
         ready = deque(n for n, block in enumerate(job.blocks) if block.slot is not None)
         absent = {block.key: n for n, block in enumerate(job.blocks) if block.slot is None}
+        deadline_ns = self._clock_ns() + round(job.deadline_s * 1e9)
         with self._lock:
             self._next_number += 1
             load = _Load(
                 job,
+                deadline_ns,
                 self._next_number,
                 list(job.blocks),
                 ready,
@@ -98,7 +101,7 @@ class Loads:
             if attachment is None:
                 self._on_ended(load.number, FetchEnded(load.number, str(Reason.STORE_UNAVAILABLE)))
             else:
-                self._fetches.start(attachment, load.number, list(absent), job.deadline_ns)
+                self._fetches.start(attachment, load.number, list(absent), deadline_ns)
 
     def cancel(self, request_ids: set[str]) -> None:
         """Give up the loads of these requests; they are still reported."""
@@ -184,7 +187,7 @@ class Loads:
     def _expire(self) -> None:
         now_ns = self._clock_ns()
         for load in self._active:
-            if not load.over and now_ns > load.job.deadline_ns:
+            if not load.over and now_ns > load.deadline_ns:
                 load.failure = Reason.LOAD_DEADLINE
 
     @staticmethod

@@ -27,14 +27,17 @@ class LoadBlock:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Blocks of one request, in order; `deadline_ns` is on the monotonic clock.
+    """Blocks of one request, in order, given up `deadline_s` after the worker has got them.
+
+    Not after the decision: vLLM starts loads behind the forward pass of their step, which on CPUs
+    may take longer than any load.
 
     A load that `discards` is reported as failed with all its blocks once they have come.
     """
 
     request_id: str
     incarnation: bytes
-    deadline_ns: int
+    deadline_s: float
     blocks: tuple[LoadBlock, ...]
     discards: bool = False
 

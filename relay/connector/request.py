@@ -1,6 +1,5 @@
 """One request as the scheduler half sees it."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +53,7 @@ class Tracked:
         advised_tokens: how many of those tokens the policy would relay.
         candidate: what is being loaded, as the policy saw it.
         shared_tokens: those that are cached here or can be had; None if nobody looked.
-        deadline_s: after how long its load is given up.
+        deadline_s: after how long its load is given up, once the worker has it.
         steps_before: steps that the engine had computed at the decision.
         draw: what chance says of it, in [0, 1), however often it is decided.
         first_token_s: from the decision to the first token; None before.
@@ -138,10 +137,9 @@ def load_job(tracked: Tracked, block_ids: Sequence[int]) -> LoadJob:
         )
         for number, (block_id, header) in enumerate(zip(block_ids, plan.match.headers, strict=True))
     )
-    deadline_ns = time.monotonic_ns() + int(tracked.deadline_s * 1e9)
     incarnation = plan.attachment.slab.incarnation
     discards = tracked.mode is Mode.PULL_AND_DISCARD
-    return LoadJob(tracked.request.request_id, incarnation, deadline_ns, blocks, discards)
+    return LoadJob(tracked.request.request_id, incarnation, tracked.deadline_s, blocks, discards)
 
 
 def unsupported_request(request: "Request") -> bool:

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
-LEASE_GRACE_NS = 1_000_000_000
+# A load begins behind the step that is running, which on CPUs may take many seconds. A long lease
+# harms nobody: it is given back when the load is reported, and ends with its owner.
+LEASE_GRACE_NS = 60_000_000_000
 
 
 class SchedulerHalf:

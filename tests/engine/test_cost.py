@@ -1,6 +1,7 @@
 """The policy `cost` in a real engine: exact, and calibrated by what the engine does."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,26 @@ def test_cost_is_exact_and_calibrates(calibrating: tuple[Engine, Engine], cache:
     for seed in range(200, 230):
         prompt = text_tokens(seed, 16 * BLOCK)
         a.one(prompt)
+        begun_s = time.monotonic()
         result = b.one(prompt + OTHER, max_tokens=4, logprobs=5)
-        if result["record"]["relayed_tokens"]:
+        took_s = time.monotonic() - begun_s
+        record = result["record"]
+        assert 0 < max(record["lookup_s"], record["load_s"]) < record["first_token_s"]
+        assert record["queue_s"] + record["first_token_s"] < took_s
+        if record["relayed_tokens"]:
             # The same tokens computed as A's own cache has them: to the bit.
             own = a.one(prompt + OTHER, max_tokens=4, logprobs=5, kvrelay={"mode": "recompute"})
             assert (result["tokens"], result["logprobs"]) == (own["tokens"], own["logprobs"])
-        records.append(result["record"])
-    first, last = records[0]["decision"], records[-1]["decision"]
-    assert first["uncalibrated"]
-    assert not last["uncalibrated"]
+        records.append(record)
+    uncalibrated = [record["decision"]["uncalibrated"] for record in records]
+    assert uncalibrated[0]
+    # If others use the cores, what looks like a change of the world begins the learning anew.
+    assert sum(uncalibrated[-15:]) <= 7
     assert {record["decision"]["arm"] for record in records} == {"relay", "recompute"}
     for record in records:
         decision = record["decision"]
         assert 0 < decision["relay_p5_s"] <= decision["relay_s"] <= decision["relay_p95_s"]
         assert 0 < decision["recompute_s"] <= decision["recompute_p95_s"]
-        assert 0 < record["first_token_s"] < 10
         assert record["shared_prefix_fraction"] >= 16 * BLOCK / (16 * BLOCK + len(OTHER))
         assert (record["deadline_s"] > 0) == (decision["arm"] == "relay")
         assert record["deadline_s"] <= 30.0

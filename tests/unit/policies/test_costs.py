@@ -73,16 +73,16 @@ def test_long_prompts_take_several_steps_and_carry_what_is_decoded_beside_them()
 def test_nothing_is_sure_until_it_has_been_seen() -> None:
     costs = Costs()
     long = Work.of(0, 2000)
-    assert not costs.is_sure_of_prefill(long)
+    assert not costs.prefill(long).is_sure
     for _ in range(20 * SURE_AFTER):  # the rest of relayed prompts says nothing about long ones
         costs.observe_step(Work.of(2000, 4), step_s(Work.of(2000, 4)))
-    assert costs.is_sure_of_prefill(Work.of(2000, 4))
-    assert not costs.is_sure_of_prefill(long)
+    assert costs.prefill(Work.of(2000, 4)).is_sure
+    assert not costs.prefill(long).is_sure
     for _ in range(SURE_AFTER):
         costs.observe_step(long, step_s(long))
-    assert costs.is_sure_of_prefill(long)
+    assert costs.prefill(long).is_sure
     assert costs.prefill(long).p50_s == pytest.approx(step_s(long), rel=0.1)
-    assert not costs.is_sure_of_load(NODES, 10**7)
+    assert not costs.load(NODES, 10**7).is_sure
 
 
 def test_ways_are_told_apart_as_far_as_they_are_known() -> None:
@@ -134,8 +134,8 @@ def test_what_was_learnt_survives_but_is_not_trusted_before_it_is_seen_again() -
     work = Work.of(0, 1500)
     assert again.prefill(work).p50_s == pytest.approx(costs.prefill(work).p50_s, rel=0.15)
     assert again.load(NIXL, 10**7).p50_s == pytest.approx(costs.load(NIXL, 10**7).p50_s, rel=0.15)
-    assert not again.is_sure_of_prefill(work)
-    assert not again.is_sure_of_load(NIXL, 10**7)
+    assert not again.prefill(work).is_sure
+    assert not again.load(NIXL, 10**7).is_sure
 
 
 def damaged(state: dict[str, Any], what: str) -> Any:

@@ -1,5 +1,6 @@
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -57,7 +58,8 @@ def test_a_forecast_is_the_estimate_times_the_ratios() -> None:
     assert forecast.p50_s == pytest.approx(2.0)
     assert forecast.p75_s == pytest.approx(2.2)
     assert forecast.p95_s == pytest.approx(2.6)
-    assert Forecast.of(Estimate(0.0, 1.0), EXACT) == NOTHING
+    nothing = Forecast.of(Estimate(0.0, 1.0), EXACT, is_sure=False)
+    assert nothing == replace(NOTHING, is_sure=False)
 
 
 def test_unsure_coefficients_widen_it() -> None:

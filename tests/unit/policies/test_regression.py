@@ -7,6 +7,7 @@ from kvrelay.policies.regression import Regression
 
 GUESS = (0.1, 6e-4, 2.3e-7)
 TRUE = (0.02, 2e-3, 5e-7)
+SCATTERED = 0.35
 
 
 def point(rng: random.Random, tokens: int | None = None) -> tuple[float, float, float]:
@@ -77,6 +78,43 @@ def test_noise_is_no_change() -> None:
     for _ in range(500):
         x = point(rng)
         assert not regression.observe(x, at(x) * rng.lognormvariate(0, 0.12))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nor_is_it_where_seconds_scatter_much(seed: int) -> None:
+    """As on a machine that others use too."""
+    rng = random.Random(seed)
+    regression = taught(rng, 50, SCATTERED)
+    changes = 0
+    for _ in range(2000):
+        x = point(rng)
+        changes += regression.observe(x, at(x) * rng.lognormvariate(0, SCATTERED))
+    assert changes <= 3
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_there_too_a_change_is_followed_within_three_observations(seed: int, factor: float) -> None:
+    rng = random.Random(seed)
+    regression = taught(rng, 200, SCATTERED)
+    x = (1.0, 1500.0, 1500.0**2)
+    changed = [
+        regression.observe(x, factor * at(x) * rng.lognormvariate(0, SCATTERED)) for _ in range(3)
+    ]
+    assert any(changed)
+    assert 0.5 < regression.predict(x).mean / (factor * at(x)) < 2
+
+
+def test_a_world_that_goes_back_and_forth_is_taken_for_a_noisy_one() -> None:
+    rng = random.Random(11)
+    regression = taught(rng, 100)
+    changes = []
+    for n in range(400):
+        x = point(rng)
+        slow = 2.5 if n % 8 < 3 else 1.0
+        changes.append(regression.observe(x, slow * at(x) * rng.lognormvariate(0, 0.08)))
+    assert 1 <= sum(changes[:200]) <= 10
+    assert sum(changes[200:]) <= 2
 
 
 def test_a_change_at_one_point_leaves_alone_what_has_no_share_in_it() -> None:

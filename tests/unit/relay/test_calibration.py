@@ -171,7 +171,7 @@ def test_what_was_learnt_is_kept_and_found_again(bed: Bed, tmp_path: Path) -> No
     again = Bed(tmp_path)
     work = Work.of(0, 100)
     assert again.costs.prefill(work).p50_s == pytest.approx(0.5, rel=0.1)
-    assert not again.costs.is_sure_of_prefill(work)
+    assert not again.costs.prefill(work).is_sure
     again.calibration.close()
     assert bed.kept() == bed.costs.to_dict(), "nothing new, nothing written"
 
