@@ -7,8 +7,8 @@ Cells are told apart by `load`:
 - `tail`: the same at four places of the grid, often enough for a p95;
 - `partial`: one request at a time of whose prefix the first half lies on B's node already.
 
-The order is that in which an interrupted run is worth most: first where policies differ and a
-pair takes seconds; last where nothing is shared, so that all policies do the same. Every stage
+The order is that in which an interrupted run is worth most: first pairs, of short prompts that take
+seconds; last where nothing is shared, so that all policies do the same. Every stage
 begins with two rounds of all its cells; then each link gets what is missing in one visit, since
 the policy that learns would else meet another link every minute.
 """
@@ -37,7 +37,7 @@ TAIL_CELLS = (
     Cell(0.95, 1024, "100mbit", TAIL),
 )
 TAIL_REQUESTS = 400
-BURST = 6
+BURST, LONG_BURST = 6, 3
 UTILISATION = 0.7
 _FIRST_ROUNDS = 2
 _SHORT_TOKENS = 2048
@@ -127,13 +127,16 @@ def _parse_links(text: str) -> tuple[str, ...]:
 
 def num_requests(cell: Cell) -> int:
     """Requests of each arm in a round."""
-    return BURST if cell.load in (BUSY, TAIL) else 1
+    if cell.load not in (BUSY, TAIL):
+        return 1
+    return BURST if cell.tokens <= _SHORT_TOKENS else LONG_BURST
 
 
 def stages(cells: Sequence[Cell], rounds: int) -> list[Stage]:
     """Cells in the order in which they are measured, and how often."""
-    kinds: list[tuple[str, int]] = [(IDLE, 0), (TAIL, 0), (BUSY, 0), (PARTIAL, 0)]
-    kinds += [(load, tier) for tier in (1, 2) for load in (IDLE, BUSY, PARTIAL)]
+    kinds = [(IDLE, 0), (IDLE, 1), (TAIL, 0)]
+    kinds += [(load, tier) for tier in (0, 1) for load in (BUSY, PARTIAL)]
+    kinds += [(IDLE, 2), (BUSY, 2)]
     tail = -(-TAIL_REQUESTS // BURST)
     found = []
     for kind in kinds:

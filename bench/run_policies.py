@@ -50,8 +50,8 @@ not have."""
 LEFT_OUT = "Not in it: `similarity`, which goes by embeddings of texts; prompts are token ids here."
 NOT_COVERED = """\
 --smoke: 8 cells of short prompts, one pair each. No intervals; the oracle and policies that learn
-have seen what they are scored on; nothing is said of long prompts, other links, busy machines, or
-how figures vary."""
+have seen what they are scored on, and cost has too few relays of a link to learn from; nothing is
+said of long prompts, other links, busy machines, or how figures vary."""
 SMOKE_QUIET_WAIT_S = 1.0
 # A relay is to be measured however slow the wire is, not given up because it was predicted on
 # another link.

@@ -292,7 +292,7 @@ def test_estimates_grow_with_what_is_done() -> None:
 def test_what_tells_most_comes_first() -> None:
     found = stages(grid(), 8)
     kinds = [(stage.cells[0].load, stage.rounds) for stage in found]
-    assert kinds[0] == ("idle", 8) and kinds[1] == ("tail", 67)
+    assert kinds[:3] == [("idle", 8), ("idle", 8), ("tail", 67)]
     assert all(cell.tokens <= 2048 and cell.shared_tokens for cell in found[0].cells)
     assert all(not cell.shared_tokens for stage in found[-2:] for cell in stage.cells)
     assert sum(len(stage.cells) for stage in found) == len(grid())
