@@ -81,7 +81,7 @@ class Pair:
         view: what there was to decide on; None if nothing could be relayed.
         load_s: how much of `relay_s` the load took.
         cost_s: of the block in which `cost` decided; None where it is replayed.
-        cost_arms: what it decided there.
+        cost_arms: what it decided there; `cost_explored`, how often by chance.
     """
 
     cell: Cell
@@ -93,6 +93,7 @@ class Pair:
     load_s: float
     cost_s: float | None = None
     cost_arms: tuple[str, ...] = ()
+    cost_explored: int = 0
 
     @property
     def half(self) -> int:
@@ -125,7 +126,7 @@ def cell_of(sample: Row) -> Cell:
 
 def pair_of(sample: Row) -> Pair:
     """A line of raw data as a pair."""
-    record = sample["record"]
+    record, decided = sample["record"], _cost_records(sample)
     return Pair(
         cell=cell_of(sample),
         number=sample["pair"],
@@ -135,21 +136,21 @@ def pair_of(sample: Row) -> Pair:
         view=view_of(record),
         load_s=record["load_s"],
         cost_s=sample.get("cost_s"),
-        cost_arms=_cost_arms(sample),
+        cost_arms=tuple(_arm_of(each["relayed_tokens"], cell_of(sample)) for each in decided),
+        cost_explored=sum(each["decision"]["explored"] for each in decided),
     )
 
 
-def _cost_arms(sample: Row) -> tuple[str, ...]:
-    """What `cost` decided in its block; a part is an arm of its own."""
-    records = [request["record"] for request in sample.get("requests", {}).get(COST, ())]
-    shared = cell_of(sample).shared_tokens
-    return tuple(_arm_of(record["relayed_tokens"], shared) for record in records)
+def _cost_records(sample: Row) -> list[Row]:
+    """Of the block in which `cost` decided."""
+    return [request["record"] for request in sample.get("requests", {}).get(COST, ())]
 
 
-def _arm_of(relayed_tokens: int, shared_tokens: int) -> str:
+def _arm_of(relayed_tokens: int, cell: Cell) -> str:
+    """A part is an arm of its own."""
     if not relayed_tokens:
         return RECOMPUTE
-    return RELAY if relayed_tokens >= shared_tokens else PART
+    return RELAY if relayed_tokens >= cell.shared_tokens else PART
 
 
 def view_of(record: Mapping[str, Any]) -> RelayView | None:
@@ -364,7 +365,7 @@ def _cell_row(grid: Grid, policy: str, cell: Cell, best_s: float) -> Row:
     recompute_s, relay_s = (
         float(np.mean([pair.seconds(arm) for pair in pairs])) for arm in (Arm.RECOMPUTE, Arm.RELAY)
     )
-    return {
+    row = {
         "policy": policy,
         **cell.factors(),
         "pairs": len(pairs),
@@ -375,6 +376,9 @@ def _cell_row(grid: Grid, policy: str, cell: Cell, best_s: float) -> Row:
         "recompute_over_relay": round(recompute_s / relay_s, _DIGITS),
         "resolved": is_resolved(pairs),
     }
+    if policy == COST and pairs[0].cost_s is not None:
+        row["explored"] = sum(pair.cost_explored for pair in pairs)
+    return row
 
 
 def _grid_row(grid: Grid, policy: str) -> Row:
@@ -426,14 +430,23 @@ def _regret(name: str) -> Callable[[Row], str]:
             return "-"
         text = f"{value['estimate']:.1%}"
         if "low" in value:
-            text += f"\n[dim]{value['low']:.1%} - {value['high']:.1%}[/]"
+            text += f"\n[dim]{value['low']:.0%} to {value['high']:.0%}[/]"
         return text
 
     return cell
 
 
-def _decided(row: Row) -> str:
-    return ", ".join(f"{count} {arm}" for arm, count in row["decided"].items())
+def _relayed(row: Row) -> str:
+    """A cell: of all requests."""
+    decided = row["decided"]
+    count = sum(decided.values())
+    if OWNER in decided:
+        return "-"
+    return f"{(decided.get(RELAY, 0) + decided.get(PART, 0)) / count:.0%}"
+
+
+def _cost_regret(row: Row) -> str:
+    return f"{row[COST]['regret']['estimate']:.1%}" if row.get(COST) else "-"
 
 
 CELLS_TABLE: Mapping[str, Callable[[Row], str]] = {
@@ -444,6 +457,7 @@ CELLS_TABLE: Mapping[str, Callable[[Row], str]] = {
     "pairs": lambda row: str(row["pairs"]),
     "better\narm": lambda row: f"{row['mean_ttft_s']:.3f}",
     "recompute\n/ relay": lambda row: f"{row['recompute_over_relay']:.2f}",
+    "regret\nof cost": _cost_regret,
     "resolved": lambda row: "yes" if row["resolved"] else "no",
 }
 GRID_TABLE: Mapping[str, Callable[[Row], str]] = {
@@ -451,5 +465,5 @@ GRID_TABLE: Mapping[str, Callable[[Row], str]] = {
     "TTFT\nmean": lambda row: f"{row['mean_ttft_s']:.3f}",
     "regret": _regret("regret"),
     "more\nthan cost": _regret("regret_over_cost"),
-    "decided": _decided,
+    "relayed": _relayed,
 }

@@ -24,7 +24,7 @@ from kvrelay.bench.errors import BenchError
 from kvrelay.bench.places import joined_bed, labels_of, places, set_way
 from kvrelay.bench.policies_aims import Aim, aims
 from kvrelay.bench.policies_live import Live
-from kvrelay.bench.policies_rows import IDLE, TAIL, Cell, wanted
+from kvrelay.bench.policies_rows import COST, IDLE, ORACLE, TAIL, Cell, cell_of, wanted
 from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
@@ -228,10 +228,20 @@ def _links(cells: Sequence[Cell]) -> list[Link]:
     return [parse_link(name) for name in names if name != SAME_NODE]
 
 
+def _cells(rows: Sequence[Row]) -> list[Row]:
+    """One row per cell: the oracle's, and with it that of `cost`."""
+    by_policy: dict[str, dict[Cell, Row]] = {ORACLE: {}, COST: {}}
+    for row in rows:
+        if "resolved" in row and row["policy"] in by_policy:
+            by_policy[row["policy"]][cell_of(row)] = row
+    costs = by_policy[COST]
+    return [{**row, COST: costs.get(cell)} for cell, row in by_policy[ORACLE].items()]
+
+
 def _show(report: Report, options: Options) -> None:
     rows = report.rows()
     grid = [row for row in rows if "cells" in row]
-    cells = [row for row in rows if "resolved" in row and row["policy"] == policies_rows.ORACLE]
+    cells = _cells(rows)
     tails = [row for row in rows if "p95_s" in row]
     predictions = [row for row in rows if "median_error" in row]
     if grid:

@@ -70,7 +70,10 @@ def live_line(cell: Cell, number: int, arms_s: tuple[float, float, float], decid
     """A round as it stands in the raw data: recompute, relay, cost, and what cost decided."""
     recompute_s, relay_s, cost_s = arms_s
     shared = {"relay": cell.shared_tokens, "part": 100, "recompute": 0}
-    records = [{"relayed_tokens": shared[word]} for word in decided.split()]
+    records = [
+        {"relayed_tokens": shared[word], "decision": {"explored": word == "part"}}
+        for word in decided.split()
+    ]
     requests = {"cost": [{"seconds": cost_s, "record": record} for record in records]}
     sample = line(cell, number, recompute_s, relay_s)
     return {**sample, "cost_s": cost_s, "requests": requests}
@@ -155,6 +158,7 @@ def test_on_live_cells_cost_is_what_it_was() -> None:
     assert rows["cost"]["mean_ttft_s"] == 1.2 and rows["cost"]["pairs"] == 4
     assert rows["cost"]["decided"] == {"recompute": 4, "relay": 4, "relay_part": 4}
     assert rows["cost"]["regret"]["estimate"] == pytest.approx(1.2 / 1.6 - 1)
+    assert rows["cost"]["explored"] == 4 and "explored" not in rows["never"]
     assert rows["always"]["mean_ttft_s"] == 1.6 and rows["always"]["decided"] == {"relay": 12}
     assert rows["never"]["mean_ttft_s"] == 2.0
     # Beside idle cells, where it is replayed.

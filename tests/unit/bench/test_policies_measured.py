@@ -31,6 +31,7 @@ Row = dict[str, Any]
 POLICIES = ("always", "never", "cost")
 SURE = {
     "num_tokens": 100,
+    "explored": False,
     "relay_p5_s": 0.8,
     "relay_s": 1.0,
     "relay_p95_s": 1.3,
