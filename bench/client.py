@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay.bench.errors import BenchError
+from kvrelay.cluster.access import OPERATOR_HEADER
 
 TIMEOUT_S = 600.0
 
@@ -29,8 +30,10 @@ class FirstToken:
 class BenchClient:
     """Asks an agent for tokens, over one connection that is kept open."""
 
-    def __init__(self, url: str) -> None:
-        """Take the endpoint's base URL, such as `http://127.0.0.1:8000/v1`."""
+    def __init__(self, url: str, operator_token: str | None = None) -> None:
+        """Take the endpoint's base URL, such as `http://127.0.0.1:8000/v1`, and the operator's
+        token, for modes that need it.
+        """
         import httpx
         from openai import OpenAI
 
@@ -38,7 +41,13 @@ class BenchClient:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         # A proxy of the environment has nothing to do with a server of our own.
         http = httpx.Client(trust_env=False, timeout=TIMEOUT_S)
-        self._client = OpenAI(base_url=url, api_key="none", max_retries=0, http_client=http)
+        self._client = OpenAI(
+            base_url=url,
+            api_key="none",
+            max_retries=0,
+            http_client=http,
+            default_headers={OPERATOR_HEADER: operator_token} if operator_token else None,
+        )
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,4 @@
-"""`kvrelay bench`: the commands, and what they have in common."""
+"""`kvrelay bench`: the commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.cluster.errors import ConfigError
+from kvrelay.bench.options import (
+    CellLinks,
+    JsonFile,
+    Lengths,
+    Loads,
+    Model,
+    QuietWait,
+    Repeats,
+    SamplesFile,
+    Seed,
+    Shared,
+    Smoke,
+    parse_lengths,
+)
 
 app = typer.Typer(
     help="Measure what relay costs and saves, on this machine, with real engines.",
@@ -15,34 +28,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="write meta and rows there")]
-SamplesFile = Annotated[Path | None, typer.Option("--samples", help="write raw samples as JSONL")]
-Repeats = Annotated[int, typer.Option(help="how often everything is measured", min=1)]
-Seed = Annotated[int, typer.Option(help="of the prompts and of the order")]
-Model = Annotated[str, typer.Option(help="`demo`, a folder or a Hugging Face id")]
-Smoke = Annotated[bool, typer.Option("--smoke", help="only see that it works: small and quick")]
-QuietWait = Annotated[
-    float, typer.Option(help="seconds to wait, at most, for a quiet machine before each request")
-]
 TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
 SIMULATED_POLICIES = "always,never,min_tokens:256,floor_and_queue:1024,8,cost"
 FIXED_RULES = "always,never,min_tokens:64,min_tokens:256,min_tokens:2048,floor_and_queue:1024,8"
 SCORED_POLICIES = f"{FIXED_RULES},cost"
-
-
-def parse_lengths(text: str) -> list[int]:
-    """`512,1024` as numbers, in order, each once.
-
-    Raises:
-        ConfigError: not a list of positive integers.
-    """
-    try:
-        lengths = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        lengths = []
-    if not lengths or lengths[0] < 1:
-        raise ConfigError(f"--tokens {text}: give lengths such as 512,1024")
-    return lengths
 
 
 @app.command()
@@ -421,6 +410,10 @@ def policies(
     max_pairs: Annotated[
         int, typer.Option(help="of a cell whose arms are not known to 5 % by then", min=1)
     ] = 16,
+    loads: Loads = "idle,busy,tail,partial",
+    links: CellLinks = "same-node,1gbit,200mbit,150mbit,100mbit",
+    tokens: Lengths = "512,2048,6000",
+    shared: Shared = "0,0.25,0.5,0.95",
     json_file: JsonFile = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the raw data beside --json")
@@ -432,9 +425,13 @@ def policies(
 ) -> None:
     """How far policies are from always choosing the better arm, by prefix, length and link.
 
-    Both arms are measured on the same requests, on two nodes (root, `ip` and `tc`), and every
-    policy is scored by replay of its decisions. The full grid takes hours; each pair is on disk as
-    soon as it is measured, in the JSONL beside `--json`, and `--resume` goes on from there.
+    On two nodes (root, `ip` and `tc`). Idle cells: both arms are measured on the same requests, and
+    every policy is scored by replay of its decisions. Busy ones and those where a part can be
+    relayed are measured live, in blocks. The records tell how right the predictions of `cost` were.
+
+    The full grid takes many hours, and how many is said before it begins. Each pair is on disk as
+    soon as it is measured, in the JSONL beside `--json`, and `--resume` goes on from there: what
+    says most comes first. The report is of all that has been measured into that file.
 
     Examples:
 
@@ -443,13 +440,17 @@ def policies(
       kvrelay bench policies --json policies.json
 
       kvrelay bench policies --json policies.json --resume
+
+      kvrelay bench policies --loads idle,busy --links 200mbit --tokens 512,2048 --json some.json
     """
-    from kvrelay.bench import run_policies
+    from kvrelay.bench import policies_plan, run_policies
     from kvrelay.bench.replayed import parse_policies
 
+    cells = policies_plan.parse_cells(loads, links, tokens, shared)
     run_policies.main(
         run_policies.Options(
             policies=parse_policies(which),
+            cells=tuple(policies_plan.smoke_grid() if smoke else cells),
             least=1 if smoke else pairs,
             most=1 if smoke else max(pairs, max_pairs),
             json_file=json_file,

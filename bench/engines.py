@@ -64,6 +64,7 @@ def cluster(
     agents: Sequence[Mapping[str, Any]],
     relay: Mapping[str, Any] | None = None,
     ingress_node: str | None = None,
+    operator_sha256: str | None = None,
 ) -> ClusterConfig:
     """The configuration of a benchmark's cluster, on a free port; `relay` over the defaults."""
     return load_config(
@@ -72,6 +73,7 @@ def cluster(
             "agents": list(agents),
             "relay": {"policy": "always", "capacity_bytes": "2GiB", **(relay or {})},
             "http": {"port": preflight.free_port(), "node": ingress_node},
+            "operator": {"token_sha256": operator_sha256},
         }
     )
 

@@ -4,16 +4,19 @@
 
 A pair is one prompt, under two salts of its own so that its arms share no cache:
 
-    salt 1    b: prompt, relay refused                                  -> recompute_s
+    salt 1    b: prompt, mode `recompute`                               -> recompute_s
     salt 2    a or a-near: the shared prefix
-              b: prompt, which relays all of the prefix                 -> relay_s
+              b: prompt, mode `relay`: all of the prefix                -> relay_s
               a or a-near: prompt, relay refused, the prefix at hand    -> local_hit_s
 
 The recomputation comes at a random place among the others (but not between the prefix and its
-relay, where what it saves could push the prefix out), the cells in random order, a pair of each in
-every round. As in `bench topology`, B is asked when A's store has committed and B's store
-has heard of it; the answers are of one token and not streamed, since they carry the record; and a
-relay counts only if it took the link. Blocks come in one way between nodes, the same in all cells.
+relay, where what it saves could push the prefix out). As in `bench topology`, B is asked when A's
+store has committed and B's store has heard of it; the answers are of one token and not streamed,
+since they carry the record; and a relay counts only if it took the link. Blocks come in one way
+between nodes, the same in all cells.
+
+B's engine has the policy `cost`, which the modes overrule here: so every relay's record says what
+was predicted of both arms. What cannot be told from pairs is measured live, see policies_live.py.
 """
 
 from __future__ import annotations
@@ -27,45 +30,19 @@ from kvrelay.bench.answers import Answer, AnswerClient
 from kvrelay.bench.errors import Miscount
 from kvrelay.bench.hit import blocks_saved, local_hit_tokens, prefill_estimate_s
 from kvrelay.bench.places import Place
-from kvrelay.bench.policies_rows import Cell, wanted
+from kvrelay.bench.policies_rows import Cell, cell_of
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
-from kvrelay.bench.raw import RawFile
 from kvrelay.bench.report import Row
 from kvrelay.bench.testbed.link import parse_link
-from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B, estimated_transfer_s
+from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B
 from kvrelay.bench.wires import Wire, check_path
+from kvrelay.policies.modes import Mode
 
 WAY = ("nixl", "raw")
-FRACTIONS = (0.0, 0.25, 0.5, 0.95)
-LENGTHS = (512, 2048, 6000)
-LINKS = (SAME_NODE, "1gbit", "200mbit", "150mbit", "100mbit")
 WARM_UP_TOKENS = 512
-# The machine becoming quiet, blocks being saved and heard of.
-_SETTLE_S = 6.0
-Advance = Callable[[float], None]
-
-
-def full_grid() -> list[Cell]:
-    """All idle cells."""
-    return [Cell(f, tokens, link) for f in FRACTIONS for tokens in LENGTHS for link in LINKS]
-
-
-def smoke_grid() -> list[Cell]:
-    """Eight cells in which one fixed rule is right in one half, and the other in the other."""
-    links = (SAME_NODE, "100mbit")
-    return [Cell(f, tokens, link) for f in (0.5, 0.95) for tokens in (512, 1024) for link in links]
-
-
-def estimate_s(cell: Cell) -> float:
-    """Roughly how long a pair takes."""
-    shared, rest_s = cell.shared_tokens, prefill_estimate_s(cell.tokens)
-    # Behind a prefix the rest costs what it adds to it.
-    rest_s -= prefill_estimate_s(shared)
-    seconds = prefill_estimate_s(cell.tokens) + prefill_estimate_s(shared) + 2 * rest_s
-    if cell.link != SAME_NODE:
-        seconds += estimated_transfer_s(parse_link(cell.link), shared)
-    return _SETTLE_S + seconds
+# After a change of the link: sizes of prefixes, from which the policy learns what it is now.
+SETTLING = (256, 1024, 512, 2048, 384, 1536)
 
 
 @dataclass(slots=True)
@@ -74,8 +51,8 @@ class Bench:
 
     Attributes:
         here: the node of B and of the client; `there` the other one, and `wire` the way to it.
-        raw: where pairs go, and which there are already.
         name: of this run, in its salts.
+        alone_s: how long B takes to recompute a prompt of so many tokens; filled by `warm_up`.
     """
 
     client: AnswerClient
@@ -84,42 +61,49 @@ class Bench:
     wire: Wire
     prompts: PromptSource
     gate: QuietGate
-    raw: RawFile
     name: str
+    alone_s: dict[int, float] = field(default_factory=dict)
     _num_salts: int = field(default=0, init=False)
+    _link: str = field(default="", init=False)
+    _since_link: int = field(default=0, init=False)
 
-    def run(
-        self,
-        cells: Sequence[Cell],
-        least: int,
-        most: int,
-        rng: random.Random,
-        advance: Advance,
-    ) -> None:
-        """Measure, a pair of each cell a round, until every cell has what it needs.
+    def warm_up(self, cells: Sequence[Cell], rng: random.Random) -> None:
+        """Let every engine compute, save, load and hit once, over every link; nothing is kept.
+
+        Raises: as `pair`.
+        """
+        for link in dict.fromkeys(cell.link for cell in cells):
+            self.pair(Cell(0.5, WARM_UP_TOKENS, link), rng)
+        for tokens in sorted({cell.tokens for cell in cells}):
+            found: Row = self._begun(Cell(0.0, tokens, SAME_NODE))
+            self._recompute(found, Cell(0.0, tokens, SAME_NODE), self.prompts.take(tokens).shared)
+            self.alone_s[tokens] = found["recompute_s"]
+
+    @property
+    def slowness(self) -> float:
+        """Of this machine, against what estimates are made for; after `warm_up`."""
+        return sum(self.alone_s.values()) / sum(map(prefill_estimate_s, self.alone_s))
+
+    def be_at(self, link: str) -> bool:
+        """Have the wire be this link from now on; whether it was another one before."""
+        if link == self._link:
+            return False
+        if link != SAME_NODE:
+            self.wire.set_link(parse_link(link))
+        self._link, self._since_link = link, 0
+        return True
+
+    def pair(self, cell: Cell, rng: random.Random) -> Row:
+        """Measure both arms of one request.
 
         Raises:
             Miscount: an engine reused other tokens than the arm claims.
             WrongPath: a relay did not go over its link.
             BenchError: an agent failed, or blocks were not saved or not heard of.
         """
-        while missing := wanted(self.raw.samples, cells, least, most):
-            for cell in rng.sample(list(missing), len(missing)):
-                number = sum(_is_of(cell, sample) for sample in self.raw.samples)
-                self.raw.keep(self._pair(cell, rng) | {"pair": number})
-                advance(estimate_s(cell))
-
-    def warm_up(self, cells: Sequence[Cell], rng: random.Random) -> None:
-        """Let every engine compute, save, load and hit once, over every link; nothing is kept."""
-        for link in dict.fromkeys(cell.link for cell in cells):
-            self._pair(Cell(0.5, WARM_UP_TOKENS, link), rng)
-
-    def _pair(self, cell: Cell, rng: random.Random) -> Row:
-        if cell.link != SAME_NODE:
-            self.wire.set_link(parse_link(cell.link))
+        self.be_at(cell.link)
         prompt = self.prompts.take(cell.tokens).shared
-        found: Row = {**cell.factors(), "local_hit_s": None, "watched": {}}
-        salt = self._salt()
+        found, salt = self._begun(cell), self.salt()
         steps: list[Callable[[], None]] = [lambda: self._relay(found, cell, prompt, salt)]
         if cell.shared_tokens:
             steps.append(lambda: self._at_owner(found, cell, prompt, salt))
@@ -127,58 +111,103 @@ class Bench:
         steps.insert(place, lambda: self._recompute(found, cell, prompt))
         for step in steps:
             step()
+        self._since_link += cell.shared_tokens > 0
         return {**found, "recompute_place": place}
+
+    def _begun(self, cell: Cell) -> Row:
+        since = {"relays_since_link": self._since_link}
+        return {**cell.factors(), **since, "local_hit_s": None, "watched": {}}
 
     # Arms
 
     def _recompute(self, found: Row, cell: Cell, prompt: Sequence[int]) -> None:
         since = self.here.store.committed()
-        self._ask(found, "recompute_s", B, prompt, self._salt(), cached=0, mode="recompute")
+        answer = self._ask(
+            found, "recompute_s", B, prompt, self.salt(), cached=0, mode=Mode.RECOMPUTE
+        )
+        found["recompute_first_token_s"] = answer.record["first_token_s"]
         self.here.store.wait(since, blocks_saved(cell.tokens))
-
-    def _prime(self, found: Row, cell: Cell, prompt: Sequence[int], salt: str) -> None:
-        source, agent = self._source(cell)
-        since = source.store.committed()
-        self._ask(found, "save_s", agent, prompt, salt, cached=0)
-        source.store.wait(since, blocks_saved(len(prompt)))
-        if source is not self.here:
-            self.here.wait_known(source)
 
     def _relay(self, found: Row, cell: Cell, prompt: Sequence[int], salt: str) -> None:
         shared = cell.shared_tokens
         if shared:
-            self._prime(found, cell, prompt[:shared], salt)
-        since, before = self.here.store.committed(), self._received_bytes()
-        answer = self._ask(found, "relay_s", B, prompt, salt, cached=shared)
-        received = self._received_bytes() - before
+            self.gate.wait()
+            self.prime(cell, [(prompt[:shared], salt)])
+        since, before = self.here.store.committed(), self.received_bytes()
+        answer = self._ask(found, "relay_s", B, prompt, salt, cached=shared, mode=Mode.RELAY)
         if shared:
-            self._check_path(cell, answer.record, received)
-        kept = {name: value for name, value in answer.record.items() if name != "overhead"}
-        found["record"] = kept
+            self.check_path(cell, answer.record, self.received_bytes() - before)
+        found["record"] = without_overhead(answer.record)
         self.here.store.wait(since, blocks_saved(cell.tokens, shared))
 
     def _at_owner(self, found: Row, cell: Cell, prompt: Sequence[int], salt: str) -> None:
-        _, agent = self._source(cell)
+        _, agent = self.source(cell)
         cached = local_hit_tokens(cell.shared_tokens)
-        self._ask(found, "local_hit_s", agent, prompt, salt, cached=cached, mode="recompute")
+        self._ask(found, "local_hit_s", agent, prompt, salt, cached=cached, mode=Mode.RECOMPUTE)
 
     # Steps
 
-    def _check_path(self, cell: Cell, record: Mapping[str, Any], received: int) -> None:
+    def prime(self, cell: Cell, prefixes: Sequence[tuple[Sequence[int], str]]) -> None:
+        """Have A compute these prefixes, each under its salt, and B's store hear of them.
+
+        Raises:
+            Miscount: it had one of them.
+            BenchError: it failed, or blocks were not saved or not heard of.
+        """
+        source, agent = self.source(cell)
+        for prefix, salt in prefixes:
+            self.compute(source, agent, prefix, salt)
+        if source is not self.here:
+            self.here.wait_known(source)
+
+    def compute(self, place: Place, agent: str, prompt: Sequence[int], salt: str) -> None:
+        """Have an agent compute a prompt, until its node's store has it.
+
+        Raises:
+            Miscount: it had some of it.
+            BenchError: it failed, or blocks were not saved.
+        """
+        since = place.store.committed()
+        answer = self.client.answer(agent, prompt, mode=Mode.RECOMPUTE, salt=salt)
+        if answer.cached_tokens:
+            raise Miscount(f"agent '{agent}' had {answer.cached_tokens} tokens of a new prompt")
+        place.store.wait(since, blocks_saved(len(prompt)))
+
+    def settle(self, cell: Cell) -> None:
+        """Some relays over this link, for the policy to learn what it is now; nothing is kept.
+
+        Raises:
+            BenchError: an agent failed, or blocks were not saved or not heard of.
+        """
+        for tokens in SETTLING:
+            prompt, salt = self.prompts.some(tokens + 1), self.salt()
+            self.prime(cell, [(prompt[:tokens], salt)])
+            since = self.here.store.committed()
+            self.client.answer(B, prompt, mode=Mode.RELAY, salt=salt)
+            self.here.store.wait(since, blocks_saved(len(prompt), tokens))
+
+    def check_path(self, cell: Cell, record: Mapping[str, Any], received: int) -> None:
+        """Fail if a relay did not go where its cell says.
+
+        Raises:
+            WrongPath: with what was found.
+        """
         if cell.link == SAME_NODE:
             check_path(SAME_NODE, None, record, received)
         else:
             self.wire.check(parse_link(cell.link), record, received)
 
-    def _source(self, cell: Cell) -> tuple[Place, str]:
+    def source(self, cell: Cell) -> tuple[Place, str]:
         """Where the prefix is computed, and by whom."""
         return (self.here, NEAR) if cell.link == SAME_NODE else (self.there, FAR)
 
-    def _salt(self) -> str:
+    def salt(self) -> str:
+        """Another one each time."""
         self._num_salts += 1
         return f"{self.name}-{self._num_salts}"
 
-    def _received_bytes(self) -> int:
+    def received_bytes(self) -> int:
+        """What has come in at B's node so far."""
         return self.wire.received_bytes() or 0
 
     def _ask(
@@ -190,7 +219,7 @@ class Bench:
         salt: str,
         *,
         cached: int,
-        mode: str | None = None,
+        mode: Mode,
     ) -> Answer:
         """Time one request and check what was reused."""
         answer, watched = self.gate.watch(
@@ -209,10 +238,11 @@ class Bench:
         return answer
 
 
-def total_estimate_s(missing: Mapping[Cell, int]) -> float:
-    """How long so many pairs of each cell take."""
-    return sum(count * estimate_s(cell) for cell, count in missing.items())
+def without_overhead(record: Mapping[str, Any]) -> Row:
+    """What a record says of its request."""
+    return {name: value for name, value in record.items() if name != "overhead"}
 
 
-def _is_of(cell: Cell, sample: Mapping[str, Any]) -> bool:
-    return all(sample[name] == value for name, value in cell.factors().items())
+def num_measured(samples: Sequence[Row], cell: Cell) -> int:
+    """Rounds of a cell so far."""
+    return sum(cell_of(sample) == cell for sample in samples)

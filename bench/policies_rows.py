@@ -1,15 +1,17 @@
 """The rows of `kvrelay bench policies`: every policy scored on what was measured of each request.
 
 A pair is one request with both outcomes: recomputed, and with all that matches relayed. So each
-policy is scored by replay: it is asked, and is given the outcome of the arm that it chooses.
+policy is scored by replay: it is asked, and is given the outcome of the arm that it chooses. A pair
+of a live cell is a round of blocks (policies_live.py): fixed rules decide all requests of a cell
+alike, and `cost` has a block of its own, in which it decided itself.
 
 - `oracle` knows the better arm of each cell: the one whose mean over the other half of its pairs is
   smaller, so that it does not profit from the noise of the pair that it is scored on.
 - `per_link_constant` has for each link the threshold that is best in hindsight, noise included.
 - `owner_affinity` sends the request to the engine that has the prefix. No policy of relay has that
   arm, nor has the oracle.
-- Policies that learn do so link by link, as if each was a deployment of its own: from both arms of
-  the other half of the pairs, then from their own decisions.
+- On idle cells policies that learn do so link by link, as if each was a deployment of its own: from
+  both arms of the other half of the pairs, then from their own decisions.
 
 Regret is the mean over that of the oracle, less 1; over the grid, the mean of the cells' regrets.
 Its intervals draw the pairs of each cell anew, the same for all policies; what the oracle and those
@@ -35,7 +37,10 @@ from kvrelay.policies.costs import Costs
 
 Floats = NDArray[np.float64]
 ORACLE, PER_LINK, OWNER = "oracle", "per_link_constant", "owner_affinity"
+PART = "relay_part"
 COST = "cost"
+IDLE, BUSY, TAIL, PARTIAL = "idle", "busy", "tail", "partial"
+RECOMPUTE, RELAY = str(Arm.RECOMPUTE), str(Arm.RELAY)
 MAX_HALF_WIDTH = 0.05
 CLOSE_RATIO = 1.3
 _DRAWS = 2000
@@ -49,7 +54,7 @@ class Cell:
     shared_prefix_fraction: float
     tokens: int
     link: str
-    load: str = "idle"
+    load: str = IDLE
 
     @property
     def shared_tokens(self) -> int:
@@ -75,6 +80,8 @@ class Pair:
         local_hit_s: at the engine that has the prefix; None if none has.
         view: what there was to decide on; None if nothing could be relayed.
         load_s: how much of `relay_s` the load took.
+        cost_s: of the block in which `cost` decided; None where it is replayed.
+        cost_arms: what it decided there; `cost_explored`, how often by chance.
     """
 
     cell: Cell
@@ -84,11 +91,19 @@ class Pair:
     local_hit_s: float | None
     view: RelayView | None
     load_s: float
+    cost_s: float | None = None
+    cost_arms: tuple[str, ...] = ()
+    cost_explored: int = 0
 
     @property
     def half(self) -> int:
         """Which half of its cell it belongs to."""
         return self.number % 2
+
+    @property
+    def num_requests(self) -> int:
+        """Of each arm."""
+        return max(1, len(self.cost_arms))
 
     def seconds(self, arm: Arm) -> float:
         """The outcome of an arm."""
@@ -97,9 +112,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A policy's choice for each pair, and what that took."""
+    """A policy's choices for each pair, one for each of its requests, and what they took."""
 
-    arms: Sequence[str]
+    arms: Sequence[tuple[str, ...]]
     seconds: Floats
 
 
@@ -111,7 +126,7 @@ def cell_of(sample: Row) -> Cell:
 
 def pair_of(sample: Row) -> Pair:
     """A line of raw data as a pair."""
-    record = sample["record"]
+    record, decided = sample["record"], _cost_records(sample)
     return Pair(
         cell=cell_of(sample),
         number=sample["pair"],
@@ -120,7 +135,22 @@ def pair_of(sample: Row) -> Pair:
         local_hit_s=sample["local_hit_s"],
         view=view_of(record),
         load_s=record["load_s"],
+        cost_s=sample.get("cost_s"),
+        cost_arms=tuple(_arm_of(each["relayed_tokens"], cell_of(sample)) for each in decided),
+        cost_explored=sum(each["decision"]["explored"] for each in decided),
     )
+
+
+def _cost_records(sample: Row) -> list[Row]:
+    """Of the block in which `cost` decided."""
+    return [request["record"] for request in sample.get("requests", {}).get(COST, ())]
+
+
+def _arm_of(relayed_tokens: int, cell: Cell) -> str:
+    """A part is an arm of its own."""
+    if not relayed_tokens:
+        return RECOMPUTE
+    return RELAY if relayed_tokens >= cell.shared_tokens else PART
 
 
 def view_of(record: Mapping[str, Any]) -> RelayView | None:
@@ -214,7 +244,7 @@ class Grid:
         }
         self.scores = {ORACLE: self._score(self._oracle())}
         for name in policies:
-            self.scores[name] = self._score(decisions(pairs, name))
+            self.scores[name] = self._of_policy(name)
         links = sorted({cell.link for cell in self.cells})
         self.thresholds = {link: self._threshold(link) for link in links}
         rules = {link: MinTokens(threshold) for link, threshold in self.thresholds.items()}
@@ -224,7 +254,7 @@ class Grid:
         ]
         self.scores[PER_LINK] = self._score(arms)
         at_owner = [pair.local_hit_s or pair.recompute_s for pair in pairs]
-        self.scores[OWNER] = Score([OWNER] * len(pairs), np.array(at_owner))
+        self.scores[OWNER] = Score([(OWNER,) * p.num_requests for p in pairs], np.array(at_owner))
 
     def of_cell(self, cell: Cell) -> list[Pair]:
         """Its pairs."""
@@ -246,12 +276,30 @@ class Grid:
 
     def decided(self, policy: str, cells: Sequence[Cell]) -> dict[str, int]:
         """How often each arm was chosen."""
-        arms = [self.scores[policy].arms[n] for cell in cells for n in self._numbers[cell]]
+        choices = [self.scores[policy].arms[n] for cell in cells for n in self._numbers[cell]]
+        arms = [arm for each in choices for arm in each]
         return {str(arm): arms.count(arm) for arm in sorted(set(arms))}
 
     def _score(self, arms: Sequence[Arm]) -> Score:
         seconds = [pair.seconds(arm) for pair, arm in zip(self.pairs, arms, strict=True)]
-        return Score([str(arm) for arm in arms], np.array(seconds))
+        pairs = zip(self.pairs, arms, strict=True)
+        return Score([(str(arm),) * p.num_requests for p, arm in pairs], np.array(seconds))
+
+    def _of_policy(self, name: str) -> Score:
+        """Replayed, but for what `cost` has decided itself."""
+        replayed = [pair for pair in self.pairs if name != COST or pair.cost_s is None]
+        chosen = iter(decisions(replayed, name))
+        arms: list[tuple[str, ...]] = []
+        seconds = []
+        for pair in self.pairs:
+            if name == COST and pair.cost_s is not None:
+                arms.append(pair.cost_arms)
+                seconds.append(pair.cost_s)
+            else:
+                arm = next(chosen)
+                arms.append((str(arm),) * pair.num_requests)
+                seconds.append(pair.seconds(arm))
+        return Score(arms, np.array(seconds))
 
     def _oracle(self) -> list[Arm]:
         best: dict[tuple[Cell, int], Arm] = {}
@@ -294,14 +342,15 @@ class Grid:
 
 
 def summarize(samples: Sequence[Row], policies: Sequence[str]) -> list[Row]:
-    """One row per policy for the grid, then one per cell and policy.
+    """One row per policy for the grid, then one per cell and policy; tails are not of the grid.
 
     The grid's have `cells`, and no factors. `regret` is a fraction of the oracle's mean; its
     interval is left out where cells have only one pair.
     """
-    if not samples:
+    pairs = [pair_of(sample) for sample in samples if sample["load"] != TAIL]
+    if not pairs:
         return []
-    grid = Grid([pair_of(sample) for sample in samples], policies)
+    grid = Grid(pairs, policies)
     fixed = [*(name for name in policies if name != COST), PER_LINK]
     rows = [_grid_row(grid, name) for name in grid.scores]
     for cell in grid.cells:
@@ -316,7 +365,7 @@ def _cell_row(grid: Grid, policy: str, cell: Cell, best_s: float) -> Row:
     recompute_s, relay_s = (
         float(np.mean([pair.seconds(arm) for pair in pairs])) for arm in (Arm.RECOMPUTE, Arm.RELAY)
     )
-    return {
+    row = {
         "policy": policy,
         **cell.factors(),
         "pairs": len(pairs),
@@ -327,6 +376,9 @@ def _cell_row(grid: Grid, policy: str, cell: Cell, best_s: float) -> Row:
         "recompute_over_relay": round(recompute_s / relay_s, _DIGITS),
         "resolved": is_resolved(pairs),
     }
+    if policy == COST and pairs[0].cost_s is not None:
+        row["explored"] = sum(pair.cost_explored for pair in pairs)
+    return row
 
 
 def _grid_row(grid: Grid, policy: str) -> Row:
@@ -378,23 +430,34 @@ def _regret(name: str) -> Callable[[Row], str]:
             return "-"
         text = f"{value['estimate']:.1%}"
         if "low" in value:
-            text += f"\n[dim]{value['low']:.1%} - {value['high']:.1%}[/]"
+            text += f"\n[dim]{value['low']:.0%} to {value['high']:.0%}[/]"
         return text
 
     return cell
 
 
-def _decided(row: Row) -> str:
-    return ", ".join(f"{count} {arm}" for arm, count in row["decided"].items())
+def _relayed(row: Row) -> str:
+    """A cell: of all requests."""
+    decided = row["decided"]
+    count = sum(decided.values())
+    if OWNER in decided:
+        return "-"
+    return f"{(decided.get(RELAY, 0) + decided.get(PART, 0)) / count:.0%}"
+
+
+def _cost_regret(row: Row) -> str:
+    return f"{row[COST]['regret']['estimate']:.1%}" if row.get(COST) else "-"
 
 
 CELLS_TABLE: Mapping[str, Callable[[Row], str]] = {
+    "load": lambda row: str(row["load"]),
     "link": lambda row: str(row["link"]),
     "tokens": lambda row: f"{row['tokens']:,}",
     "shared": lambda row: f"{row['shared_prefix_fraction']:.0%}",
     "pairs": lambda row: str(row["pairs"]),
     "better\narm": lambda row: f"{row['mean_ttft_s']:.3f}",
     "recompute\n/ relay": lambda row: f"{row['recompute_over_relay']:.2f}",
+    "regret\nof cost": _cost_regret,
     "resolved": lambda row: "yes" if row["resolved"] else "no",
 }
 GRID_TABLE: Mapping[str, Callable[[Row], str]] = {
@@ -402,5 +465,5 @@ GRID_TABLE: Mapping[str, Callable[[Row], str]] = {
     "TTFT\nmean": lambda row: f"{row['mean_ttft_s']:.3f}",
     "regret": _regret("regret"),
     "more\nthan cost": _regret("regret_over_cost"),
-    "decided": _decided,
+    "relayed": _relayed,
 }

@@ -84,6 +84,16 @@ class PromptSource:
             other = self._cut(OTHER_TOKENS)
         return Prompt(shared, own, other)
 
+    def some(self, num_tokens: int) -> tuple[int, ...]:
+        """A piece of text that may begin like another one: for what a salt keeps apart.
+
+        Raises:
+            BenchError: the text is too short.
+        """
+        if not 0 < num_tokens < len(self._stream):
+            raise BenchError(f"no prompt of {num_tokens} tokens in {len(self._stream)} of text")
+        return self._cut(num_tokens)
+
     def _cut(self, num_tokens: int) -> tuple[int, ...]:
         start = self._rng.randrange(len(self._stream) - num_tokens)
         return self._stream[start : start + num_tokens]

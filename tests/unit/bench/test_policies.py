@@ -1,24 +1,17 @@
-"""Scores of policies on pairs whose truth is known, and that pairs are measured as they should."""
+"""Scores of policies on pairs whose truth is known, and raw data."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvrelay.bench import policies, policies_rows
-from kvrelay.bench.answers import Answer
-from kvrelay.bench.errors import Miscount, WrongPath
-from kvrelay.bench.hit import local_hit_tokens
-from kvrelay.bench.places import Place
+from kvrelay.bench import policies_rows
 from kvrelay.bench.policies_aims import aims
 from kvrelay.bench.policies_rows import Cell, decisions, pair_of, summarize, view_of, wanted
-from kvrelay.bench.prompts import PromptSource
-from kvrelay.bench.quiet import Watched
 from kvrelay.bench.raw import RawFile
 from kvrelay.bench.replayed import Load, Step
 from kvrelay.bench.stats import half_width
@@ -71,6 +64,19 @@ TRUTH = {
     FAR_LONG: (2.0, 1.6),
     NOTHING: (0.4, 0.4),
 }
+
+
+def live_line(cell: Cell, number: int, arms_s: tuple[float, float, float], decided: str) -> Row:
+    """A round as it stands in the raw data: recompute, relay, cost, and what cost decided."""
+    recompute_s, relay_s, cost_s = arms_s
+    shared = {"relay": cell.shared_tokens, "part": 100, "recompute": 0}
+    records = [
+        {"relayed_tokens": shared[word], "decision": {"explored": word == "part"}}
+        for word in decided.split()
+    ]
+    requests = {"cost": [{"seconds": cost_s, "record": record} for record in records]}
+    sample = line(cell, number, recompute_s, relay_s)
+    return {**sample, "cost_s": cost_s, "requests": requests}
 
 
 def by_policy(rows: Sequence[Row], cell: Cell | None = None) -> dict[str, Row]:
@@ -143,6 +149,26 @@ def test_the_owner_is_an_arm_of_its_own() -> None:
     assert owner["decided"] == {"owner_affinity": 8} and owner["mean_ttft_s"] == 0.1
     assert owner["regret"]["estimate"] < 0
     assert by_policy(rows, NOTHING)["owner_affinity"]["regret"]["estimate"] == 0.0
+
+
+def test_on_live_cells_cost_is_what_it_was() -> None:
+    busy = Cell(0.5, 2048, "100mbit", "busy")
+    samples = [live_line(busy, n, (2.0, 1.6, 1.2), "relay recompute part") for n in range(4)]
+    rows = by_policy(summarize(samples, (*POLICIES, "cost")), busy)
+    assert rows["cost"]["mean_ttft_s"] == 1.2 and rows["cost"]["pairs"] == 4
+    assert rows["cost"]["decided"] == {"recompute": 4, "relay": 4, "relay_part": 4}
+    assert rows["cost"]["regret"]["estimate"] == pytest.approx(1.2 / 1.6 - 1)
+    assert rows["cost"]["explored"] == 4 and "explored" not in rows["never"]
+    assert rows["always"]["mean_ttft_s"] == 1.6 and rows["always"]["decided"] == {"relay": 12}
+    assert rows["never"]["mean_ttft_s"] == 2.0
+    # Beside idle cells, where it is replayed.
+    mixed = summarize([*lines(TRUTH), *samples], (*POLICIES, "cost"))
+    assert by_policy(mixed, busy)["cost"]["mean_ttft_s"] == 1.2
+    assert by_policy(mixed, NEAR_LONG)["cost"]["decided"] == {"relay": 8}
+    assert by_policy(mixed)["never"]["cells"] == 6
+    # Tails are of no grid.
+    tail = live_line(Cell(0.5, 1024, "100mbit", "tail"), 0, (2.0, 1.6, 1.2), "relay")
+    assert summarize([tail], POLICIES) == []
 
 
 def test_intervals_cover_what_differs_between_pairs() -> None:
@@ -332,136 +358,3 @@ def test_raw_data_that_is_none(tmp_path: Path) -> None:
     nowhere = RawFile(None, False, {})
     nowhere.keep({"pair": 0})
     assert nowhere.samples == [{"pair": 0}]
-
-
-# Measuring
-
-
-class Machine:
-    """Agents, stores, wire and gate at once: what was asked of them, in order."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, int, str | None, str | None]] = []
-        self.links: list[str] = []
-        self.primed: dict[str, int] = {}
-        self.lost = False
-        self.path = "tcp"
-
-    def answer(
-        self, agent: str, prompt: Sequence[int], mode: str | None = None, salt: str | None = None
-    ) -> Answer:
-        self.asked.append((agent, len(prompt), mode, salt))
-        primed = self.primed.get(str(salt), 0)
-        if agent != "b":
-            self.primed.setdefault(str(salt), len(prompt))
-            cached = local_hit_tokens(primed)
-        else:
-            cached = 0 if self.lost or mode == "recompute" else primed
-        record = {
-            "prompt_tokens": len(prompt),
-            "local_tokens": 0,
-            "relayed_tokens": cached,
-            "num_bytes": 1000 * cached,
-            "fetched_bytes": 0,
-            "load_path": "arena" if self.links[-1:] == [] else "nodes",
-            "load_s": 0.1,
-            "path": "",
-            "reason": "relayed",
-            "overhead": {},
-        }
-        return Answer(1.0, cached, record)
-
-    # Store and gate
-
-    def committed(self) -> int:
-        return 0
-
-    def wait(self, since: int, num_blocks: int) -> float:
-        assert num_blocks > 0
-        return 0.0
-
-    def watch(self, request: Callable[[], Answer]) -> tuple[Answer, Watched]:
-        return request(), Watched(0.0, True, None, 0.0)
-
-    # Wire
-
-    def set_link(self, link: Any) -> None:
-        self.links.append(link.name)
-
-    def received_bytes(self) -> int:
-        return 0
-
-    def check(self, link: Any, record: Any, received: int) -> str:
-        if self.path != "tcp":
-            raise WrongPath("past the wire")
-        return self.path
-
-
-def bench_on(machine: Machine, samples: RawFile) -> policies.Bench:
-    whole: Any = machine
-    here, there = (Place(whole, lambda: (0, 0)) for _ in range(2))
-    prompts = PromptSource(range(100_000), 1)
-    return policies.Bench(whole, here, there, whole, prompts, whole, samples, "t")
-
-
-def measure(machine: Machine, raw: RawFile, cell: Cell) -> None:
-    """One pair."""
-    bench_on(machine, raw).run([cell], 1, 1, random.Random(1), lambda _: None)
-
-
-def test_a_pair_keeps_its_arms_apart() -> None:
-    machine, raw = Machine(), RawFile(None, False, {})
-    bench = bench_on(machine, raw)
-    cell, advanced = Cell(0.95, 512, "100mbit"), list[float]()
-    bench.run([cell], 2, 2, random.Random(1), advanced.append)
-    assert [sample["pair"] for sample in raw.samples] == [0, 1]
-    assert advanced == [policies.estimate_s(cell)] * 2
-    assert set(machine.links) == {"100mbit"}
-    for place, sample in enumerate(raw.samples):
-        asked = machine.asked[4 * place : 4 * place + 4]
-        primes, relays = [e for e in asked if e[1] == 486], [e for e in asked if e[0] == "b"]
-        assert [(e[0], e[2]) for e in primes] == [("a", None)]
-        assert sorted(str(e[2]) for e in relays) == ["None", "recompute"]
-        owner = asked[-1] if asked[-1][0] == "a" else asked[-2]
-        assert (owner[0], owner[1], owner[2]) == ("a", 512, "recompute")
-        salts = {str(e[2]): e[3] for e in relays}
-        assert salts["None"] == primes[0][3] == owner[3] != salts["recompute"]
-        assert (sample["recompute_s"], sample["relay_s"], sample["local_hit_s"]) == (1.0, 1.0, 1.0)
-        assert "overhead" not in sample["record"]
-    assert len({asked[3] for asked in machine.asked}) == 4
-    json.dumps(raw.samples)
-    assert {row["policy"] for row in summarize(raw.samples, POLICIES)} >= {*POLICIES, "oracle"}
-
-
-def test_without_a_shared_prefix_nobody_is_asked_before() -> None:
-    machine, raw = Machine(), RawFile(None, False, {})
-    measure(machine, raw, Cell(0.0, 512, "same-node"))
-    assert sorted(str(asked[2]) for asked in machine.asked) == ["None", "recompute"]
-    assert raw.samples[0]["local_hit_s"] is None and machine.links == []
-
-
-def test_on_the_same_node_the_source_is_the_neighbour() -> None:
-    machine, raw = Machine(), RawFile(None, False, {})
-    measure(machine, raw, Cell(0.5, 512, "same-node"))
-    assert {asked[0] for asked in machine.asked} == {"a-near", "b"}
-
-
-def test_a_relay_that_was_none_ends_the_run() -> None:
-    machine, raw = Machine(), RawFile(None, False, {})
-    machine.lost = True
-    with pytest.raises(Miscount, match="relay_s of 512 tokens, 50% shared, link 1gbit"):
-        measure(machine, raw, Cell(0.5, 512, "1gbit"))
-    machine = Machine()
-    machine.path = "cma"
-    with pytest.raises(WrongPath):
-        measure(machine, raw, Cell(0.5, 512, "1gbit"))
-    assert raw.samples == []
-
-
-def test_grids() -> None:
-    full, smoke = policies.full_grid(), policies.smoke_grid()
-    assert len(full) == len(set(full)) == 60 and len(smoke) == len(set(smoke)) == 8
-    assert all(policies.estimate_s(cell) > 0 for cell in full)
-    slow, fast = (policies.estimate_s(Cell(0.5, 6000, link)) for link in ("100mbit", "1gbit"))
-    assert slow > fast
-    assert policies.total_estimate_s({full[0]: 3}) == 3 * policies.estimate_s(full[0])

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kvrelay.bench import hit, hit_rows, miss_rows
-from kvrelay.bench.commands import parse_lengths
 from kvrelay.bench.engines import check_alike
 from kvrelay.bench.errors import BenchError, UnequalEngines
 from kvrelay.bench.itl import gaps_s
+from kvrelay.bench.options import parse_lengths
 from kvrelay.bench.overhead import between
 from kvrelay.bench.report import Report, kept, new_meta, without_paths
 from kvrelay.bench.roles import ROLES, cast, share
