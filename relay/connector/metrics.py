@@ -17,6 +17,9 @@ and `engine`; then those below. All have few values: a path is told without its 
     kvrelay_predicted_seconds_total{arm}       seconds to the first token as predicted for that arm,
     kvrelay_realised_seconds_total{arm}        and as they were; only of requests that have both
     kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
+    kvrelay_predictions_total{outcome}         `made`: an agent was expected after a request;
+                                               `right`, `wrong`: whether it came
+    kvrelay_ahead_tokens_total                 relayed tokens that had come before anybody asked
     kvrelay_log_dropped_total                  records that are missing in the decision log
 
 The seconds stand there twice since Ray 2.60 makes a histogram anew of the middles of its buckets,
@@ -51,6 +54,8 @@ REALISED_SECONDS = "kvrelay_realised_seconds_total"
 PREDICTED_LATENCY = "kvrelay_predicted_latency_seconds"
 REALISED_LATENCY = "kvrelay_realised_latency_seconds"
 LOG_DROPPED = "kvrelay_log_dropped_total"
+PREDICTIONS = "kvrelay_predictions_total"
+AHEAD_TOKENS = "kvrelay_ahead_tokens_total"
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
 WAY_LABELS = ("transport", "path", "codec")
 ARENA = "arena"
@@ -63,7 +68,8 @@ class RelayStats(KVConnectorStats):
 
     `data`: `reasons` and `arms`, a count of each; `transfers`, of which each is transport, path,
     codec, KV bytes, wire bytes and seconds, None where they are not this transfer's own;
-    `estimates`, each an arm, predicted and realised seconds; `log_dropped`, a count.
+    `estimates`, each an arm, predicted and realised seconds; `predictions`, a
+    count of each outcome; `ahead_tokens` and `log_dropped`, counts.
     """
 
     def __post_init__(self) -> None:
@@ -77,6 +83,8 @@ class RelayStats(KVConnectorStats):
             "arms": {},
             "transfers": [],
             "estimates": [],
+            "predictions": {},
+            "ahead_tokens": 0,
             "log_dropped": 0,
         }
 
@@ -91,6 +99,7 @@ class RelayStats(KVConnectorStats):
         realised_s = record.get("ttft_s")
         if predicted_s is not None and realised_s is not None:
             self.data["estimates"].append([arm, predicted_s, realised_s])
+        self._add_predictions(record)
         fetched = record["fetched_bytes"]
         if fetched:
             way = [_one(record["transport"]), path_label(record["path"]), _one(record["codec"])]
@@ -99,17 +108,27 @@ class RelayStats(KVConnectorStats):
             seconds = None if fetched else record["copy_s"]
             transfers.append([ARENA, ARENA, RawCodec.name, held, 0, seconds])
 
+    def _add_predictions(self, record: Mapping[str, Any]) -> None:
+        self.data["ahead_tokens"] += record["ahead_tokens"]
+        outcomes, predictions = [], self.data["predictions"]
+        if record["next_agent"] is not None:
+            outcomes.append("made")
+        if record["foreseen"] is not None:
+            outcomes.append("right" if record["foreseen"] else "wrong")
+        for outcome in outcomes:
+            predictions[outcome] = predictions.get(outcome, 0) + 1
+
     def add_dropped(self, count: int) -> None:
         """Take in records that the decision log has dropped."""
         self.data["log_dropped"] += count
 
     def aggregate(self, other: KVConnectorStats) -> "RelayStats":
         """Take in what another one holds."""
-        for kind in ("reasons", "arms"):
+        for kind in ("reasons", "arms", "predictions"):
             counts = self.data[kind]
             for name, count in other.data[kind].items():
                 counts[name] = counts.get(name, 0) + count
-        for kind in ("transfers", "estimates", "log_dropped"):
+        for kind in ("transfers", "estimates", "ahead_tokens", "log_dropped"):
             self.data[kind] += other.data[kind]
         return self
 
@@ -183,6 +202,16 @@ class RelayMetrics(KVConnectorPromMetrics):
                 (REALISED_SECONDS, REALISED_LATENCY, "Seconds that those requests really took."),
             )
         )
+        self._predictions = counter(
+            name=PREDICTIONS,
+            documentation="Which agent comes next: expected, and whether that was right.",
+            labelnames=[*labelnames, "outcome"],
+        )
+        self._ahead_tokens = counter(
+            name=AHEAD_TOKENS,
+            documentation="Relayed tokens that had come to the node before anybody asked.",
+            labelnames=list(labelnames),
+        )
         self._log_dropped = counter(
             name=LOG_DROPPED,
             documentation="Records of requests that the decision log has dropped.",
@@ -207,6 +236,10 @@ class RelayMetrics(KVConnectorPromMetrics):
             ):
                 seconds_total.labels(*engine, arm).inc(value)
                 latency.labels(*engine, arm).observe(value)
+        for outcome, count in data["predictions"].items():
+            self._predictions.labels(*engine, outcome).inc(count)
+        if data["ahead_tokens"]:
+            self._ahead_tokens.labels(*engine).inc(data["ahead_tokens"])
         if data["log_dropped"]:
             self._log_dropped.labels(*engine).inc(data["log_dropped"])
         for *way, num_bytes, wire_bytes, seconds in data["transfers"]:

@@ -20,6 +20,8 @@ DATA = {
         ["arena", "arena", "raw", 500, 0, 0.002],
     ],
     "estimates": [["relay", 0.25, 0.5]],
+    "predictions": {"made": 4, "right": 2},
+    "ahead_tokens": 256,
     "log_dropped": 3,
 }
 NIXL = {"transport": "nixl", "path": "tcp", "codec": "lz4"}
@@ -108,6 +110,8 @@ def test_a_scrape(metrics_url: str) -> None:
     assert value(found, metrics.PREDICTED_SECONDS, arm="relay", **agent) == 0.5
     assert value(found, metrics.REALISED_SECONDS, arm="relay", **agent) == 1.0
     assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
+    assert value(found, metrics.PREDICTIONS, outcome="right", **agent) == 4
+    assert value(found, metrics.AHEAD_TOKENS, **agent) == 512
     assert value(found, metrics.LOG_DROPPED, **agent) == 6
     assert value(found, metrics.WIRE_BYTES, **NIXL, **agent) == 1200
     assert (

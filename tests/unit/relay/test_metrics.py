@@ -16,7 +16,7 @@ from kvrelay.relay.connector.metrics import RelayStats, path_label
 from kvrelay.relay.record import RelayRecord
 
 ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
-OURS = ("reason", "arm", *metrics.WAY_LABELS, "le")
+OURS = ("reason", "arm", "outcome", *metrics.WAY_LABELS, "le")
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -183,6 +183,17 @@ def test_records_that_the_log_dropped() -> None:
         stats.add_dropped(count)
     found = exported(told(one.aggregate(other)), told(other))
     assert found[metrics.LOG_DROPPED,] == 6
+
+
+def test_predictions_and_what_had_come_ahead() -> None:
+    one, other = RelayStats(), RelayStats()
+    one.add(record(next_agent="b", next_probability=0.9))
+    one.add(record(next_agent="b", next_probability=0.9, foreseen=False))
+    other.add(record(foreseen=True, ahead_tokens=96))
+    found = exported(told(one.aggregate(other)))
+    outcomes = {"made": 2, "right": 1, "wrong": 1}
+    assert {name: found[metrics.PREDICTIONS, name] for name in outcomes} == outcomes
+    assert found[metrics.AHEAD_TOKENS,] == 96
 
 
 def test_several_ways_at_once_are_one_label() -> None:
