@@ -76,7 +76,8 @@ class Pipeline:
     A step is two requests. The first asks for a single token and is not a stream: its whole
     duration is the time to first token, and its answer carries the record of the decision,
     which vLLM's stream has no field for. The second goes on from that token; what the first
-    computed is in the agent's own cache by then.
+    computed is in the agent's own cache by then. Both say who takes the next step, so that a
+    cluster that is configured to can have the KV there before (`relay.prediction`).
     """
 
     def __init__(self, steps: Sequence[Step], client: OpenAI, layout: ChatLayout) -> None:
@@ -116,7 +117,8 @@ class Pipeline:
         results: list[StepResult] = []
         prompt = self._layout.open(context, self._steps[0].instruction)
         for i, step in enumerate(self._steps):
-            result = self._take(step, prompt, relay, cache_salt)
+            after = self._steps[i + 1].agent if i + 1 < len(self._steps) else None
+            result = self._take(step, prompt, relay, cache_salt, after)
             results.append(result)
             if i + 1 < len(self._steps):
                 output = replay[i].output if replay is not None else result.output
@@ -124,16 +126,23 @@ class Pipeline:
         return results
 
     def _take(
-        self, step: Step, prompt: list[int], relay: bool, cache_salt: str | None
+        self,
+        step: Step,
+        prompt: list[int],
+        relay: bool,
+        cache_salt: str | None,
+        after: str | None,
     ) -> StepResult:
-        mode = Mode.AUTO if relay else Mode.RECOMPUTE
+        control = {"mode": str(Mode.AUTO if relay else Mode.RECOMPUTE)}
+        if relay and after is not None:
+            control["next"] = after
         started_s = time.perf_counter()
-        first = self._complete(step.agent, prompt, 1, mode, cache_salt)
+        first = self._complete(step.agent, prompt, 1, control, cache_salt)
         ttft_s = time.perf_counter() - started_s
         output = _token_ids(first)
         if first.choices[0].finish_reason == "length" and step.max_tokens > 1:
             longer = [*prompt, *output]
-            rest = self._complete(step.agent, longer, step.max_tokens - 1, mode, cache_salt)
+            rest = self._complete(step.agent, longer, step.max_tokens - 1, control, cache_salt)
             output += _token_ids(rest)
         record = _record(first)
         return StepResult(
@@ -151,11 +160,16 @@ class Pipeline:
         )
 
     def _complete(
-        self, agent: str, prompt: list[int], max_tokens: int, mode: Mode, cache_salt: str | None
+        self,
+        agent: str,
+        prompt: list[int],
+        max_tokens: int,
+        control: Mapping[str, str],
+        cache_salt: str | None,
     ) -> Any:
         extra: dict[str, Any] = {
             "return_token_ids": True,
-            "kv_transfer_params": {"kvrelay": {"mode": str(mode)}},
+            "kv_transfer_params": {"kvrelay": dict(control)},
         }
         if cache_salt is not None:
             extra["cache_salt"] = cache_salt

@@ -84,7 +84,7 @@ def _front_settings(config: ClusterConfig, access: Access) -> FrontSettings:
         for agent in config.agents
     }
     relay = config.relay
-    return FrontSettings(agents, relay.routing, relay.embedding_model, access)
+    return FrontSettings(agents, relay.routing, relay.embedding_model, relay.prediction, access)
 
 
 def _pool(config: ClusterConfig, agent: AgentConfig) -> str | None:

@@ -206,6 +206,9 @@ class RelayConfig(_Strict):
         codec: between nodes, `raw`, `lz4` or `split`; by default what proves fastest.
         routing: `named` sends a request to the agent that it names; `owner_affinity` to the one
             that has its prefix, if that has the same model and engine arguments and is not busy.
+        prediction: `declared` lets a request say which agent will go on with its prompt (`next`,
+            beside `mode`); `observed` also expects what has mostly come next so far. The KV is then
+            fetched ahead by the node of that agent, if that is expected to save more than it costs.
         embedding_model: measures how alike prompts are, beside their words: `minilm`, the name of
             a sentence-transformers model, or a folder. Each text costs the ingress tens of
             milliseconds of CPU; needs `pip install 'kvrelay[embed]'`. None by default.
@@ -224,6 +227,7 @@ class RelayConfig(_Strict):
     transport: Literal["nixl", "plasma"] | None = None
     codec: Literal["raw", "lz4", "split"] | None = None
     routing: Literal["named", "owner_affinity"] = "named"
+    prediction: Literal["none", "declared", "observed"] = "none"
     embedding_model: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
@@ -238,6 +242,15 @@ class RelayConfig(_Strict):
             raise ValueError("switchback_s must be 0 or at least 1")
         if self.switchback_s and self.policy != "cost":
             raise ValueError(f"switchback_s needs the policy cost, not '{self.policy}'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_prediction(self) -> RelayConfig:
+        if self.prediction != "none" and self.routing == "owner_affinity":
+            raise ValueError(
+                "prediction brings KV to the agent that comes next, routing owner_affinity takes "
+                "requests to the KV: give one of them"
+            )
         return self
 
     def settings(self, agent: str) -> RelaySettings:

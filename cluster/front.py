@@ -36,10 +36,13 @@ class FrontSettings:
         routing: `named` sends a request to the agent that it names, `owner_affinity` to the one of
             its pool that has its prefix.
         embedding_model: measures the cosine of prompts; None measures none.
+        prediction: who is expected to go on with a prompt: nobody, whom the request declares, or
+            where it does not, whom earlier requests let expect.
         access: what the headers of a request allow.
     """
 
     agents: Mapping[str, AgentFront]
     routing: Literal["named", "owner_affinity"] = "named"
     embedding_model: str | None = None
+    prediction: Literal["none", "declared", "observed"] = "none"
     access: Access = field(default_factory=Access)

@@ -21,7 +21,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 
-from kvrelay.agents.control import parse_mode
+from kvrelay.agents.control import parse_mode, parse_next
 from kvrelay.agents.errors import RequestError
 from kvrelay.agents.prompt import (
     AgentDefaults,
@@ -35,6 +35,7 @@ from kvrelay.cluster.config_errors import format_path
 from kvrelay.cluster.decisions import Found, find
 from kvrelay.cluster.embedding import load_encoder
 from kvrelay.cluster.front import FrontSettings
+from kvrelay.cluster.next_steps import NextSteps
 from kvrelay.cluster.owners import OwnerRouting
 from kvrelay.cluster.similarity import SimilarityMeter
 from kvrelay.policies.affinity import prefix_hashes
@@ -74,6 +75,9 @@ class AgentIngress(OpenAiIngress):
         model = settings.embedding_model
         self._similarity = SimilarityMeter(None if model is None else load_encoder(model))
         by_owner = settings.routing == "owner_affinity"
+        self._next_steps = None
+        if settings.prediction != "none":
+            self._next_steps = NextSteps(settings.agents, learns=settings.prediction == "observed")
         self._owners = OwnerRouting(self._check_agent) if by_owner else None
 
     async def health(self) -> dict[str, str]:
@@ -129,10 +133,11 @@ class AgentIngress(OpenAiIngress):
         tenant = self._access.tenant(request.headers)
         body = await _parse(request, model)
         mode = parse_mode(body.kv_transfer_params, self._access.operator_allowed(request.headers))
+        declared = parse_next(body.kv_transfer_params, self._agents)
         body.cache_salt = request_salt(tenant, body.cache_salt)
         agent = await self._get_model_id(body.model)
         _apply_defaults(body, await request.json(), self._agents[agent].defaults)
-        await self._label(agent, body)
+        await self._label(agent, body, mode, tenant, declared)
         known = _without_headers(request, self._access.withheld_headers)
 
         def ask(server: str) -> AsyncGenerator[Any, None]:
@@ -156,12 +161,26 @@ class AgentIngress(OpenAiIngress):
             raise _from_engine(head)
         return JSONResponse(head.model_dump())
 
-    async def _label(self, agent: str, body: Any) -> None:
-        """Put the labels of a request where only the ingress may write."""
+    async def _label(
+        self, agent: str, body: Any, mode: Mode, tenant: str | None, declared: str | None
+    ) -> None:
+        """Put the labels of a request where only the ingress may write.
+
+        `declared` is the agent that the request says will go on with its prompt.
+        """
         front, params = self._agents[agent], without_labels(body.kv_transfer_params)
         if front.relays:
-            scope = (front.model, body.cache_salt)
-            labels = await self._similarity.labels(agent, scope, _prompt(body))
+            scope, prompt = (front.model, body.cache_salt), _prompt(body)
+            labels = await self._similarity.labels(agent, scope, prompt)
+            if self._next_steps is not None and mode in (Mode.AUTO, Mode.RELAY):
+                labels = self._next_steps.added_to(
+                    labels,
+                    agent=agent,
+                    tenant=tenant,
+                    scope=scope,
+                    prompt=prompt,
+                    declared=declared,
+                )
             params = labels.added_to(params)
         body.kv_transfer_params = params
 

@@ -185,14 +185,23 @@ class KVStore:
                 whole = True  # something was lost on the way: say everything next time
 
     def _whole(self, core: StoreCore) -> Batch:
-        core.take_events()
+        events = core.take_events()
         blocks = tuple(core.published(core.keys()))
-        return Batch(self._node_id, core.incarnation, True, blocks, transports=self._ready)
+        ready = self._ready
+        return Batch(self._node_id, core.incarnation, True, blocks, (), ready, events.expected)
 
     def _changes(self, core: StoreCore) -> Batch:
         events = core.take_events()
-        blocks = tuple(core.published(events.added))
-        return Batch(self._node_id, core.incarnation, False, blocks, events.removed, self._ready)
+        added = tuple(core.published(events.added))
+        return Batch(
+            self._node_id,
+            core.incarnation,
+            False,
+            added,
+            events.removed,
+            self._ready,
+            events.expected,
+        )
 
     def _watch(self) -> None:
         """Follow the directory; make the transports when another node is first seen."""
@@ -205,6 +214,7 @@ class KVStore:
                     directory.watch.remote(cursor, self._node_id), timeout=WATCH_S + SILENCE_S
                 )
                 self._catalog.apply(changes)
+                self._transfers.hear(changes)
                 cursor, heard_s = changes.cursor, time.monotonic()
                 if self._catalog.nodes() and not self._ready:
                     self._ready = self._transfers.warm_up()

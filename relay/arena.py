@@ -35,7 +35,7 @@ INCARNATION_BYTES = 16
 NO_KEY = bytes(KEY_BYTES)
 
 _SUPERBLOCK = struct.Struct("<32s16sQQQQ")
-_HEADER = struct.Struct("<Q32s32s16sII")  # state, key, parent, checksum, num_tokens, spare
+_HEADER = struct.Struct("<Q32s32s16sII")  # state, key, parent, checksum, num_tokens, ahead
 HEADER_BYTES = 128
 _PAGE = 4096
 _HUGE = 2 << 20
@@ -117,6 +117,7 @@ class SlotHeader:
         parent: key of the block before; `NO_KEY` if the block may only match as a whole.
         checksum: XXH3-128 over the slot's bytes.
         num_tokens: tokens held; fewer than a block's in a tail.
+        ahead: it was read from another node before any engine asked for it.
     """
 
     slot: int
@@ -125,6 +126,7 @@ class SlotHeader:
     parent: bytes
     checksum: bytes
     num_tokens: int
+    ahead: bool = False
 
 
 class Slab:
@@ -214,10 +216,10 @@ class Slab:
     def read_header(self, slot: int) -> SlotHeader | None:
         """The header of a slot if it is sealed and was so while it was read."""
         offset = self.geometry.headers + HEADER_BYTES * slot
-        state, key, parent, checksum, num_tokens, _ = _HEADER.unpack_from(self._bytes, offset)
+        state, key, parent, checksum, num_tokens, ahead = _HEADER.unpack_from(self._bytes, offset)
         if not state & 1 or self._states[16 * slot] != state:
             return None
-        return SlotHeader(slot, state, key, parent, checksum, num_tokens)
+        return SlotHeader(slot, state, key, parent, checksum, num_tokens, bool(ahead))
 
     def write_header(self, header: SlotHeader, tokens: bytes) -> None:
         """Write all but the state, which is set last, by `set_state` (store only)."""
@@ -231,7 +233,7 @@ class Slab:
             header.parent,
             header.checksum,
             header.num_tokens,
-            0,
+            header.ahead,
         )
         at = g.tokens + TOKEN_BYTES * g.block_tokens * header.slot
         self._bytes[at : at + len(tokens)] = tokens

@@ -78,6 +78,14 @@ class Match:
         return [h for n, h in enumerate(self.headers) if n not in self.absent]
 
     @property
+    def ahead_tokens(self) -> int:
+        """Tokens of blocks that had come to this node before anybody asked for them."""
+        counts = [header.num_tokens for header in self.headers]
+        if self.tail_tokens:
+            counts[-1] = self.tail_tokens
+        return sum(n for n, header in zip(counts, self.headers, strict=True) if header.ahead)
+
+    @property
     def place(self) -> str:
         """The slowest place that a block comes from: `nodes`, `encoded` or `arena`."""
         if self._elsewhere:

@@ -28,8 +28,10 @@ RETRY_S = 0.5
 class StoreClient:
     """One connection. Calls are serialised; any failure leaves it closed."""
 
-    def __init__(self, address: str, role: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Connect and say hello.
+    def __init__(
+        self, address: str, role: str, timeout_s: float = CALL_TIMEOUT_S, agent: str = ""
+    ) -> None:
+        """Connect and say hello; as what, see `protocol.Hello`.
 
         Raises:
             StoreUnavailable: nobody serves the address, or it does not answer.
@@ -44,7 +46,7 @@ class StoreClient:
             self._socket.close()
             raise StoreUnavailable(f"no store at '{address}': {error}") from error
         try:
-            welcome = self._call(protocol.Hello(role, os.getpid()), protocol.Welcome)
+            welcome = self._call(protocol.Hello(role, os.getpid(), agent), protocol.Welcome)
         except RelayError:
             self.close()
             raise
@@ -99,6 +101,10 @@ class StoreClient:
             ProtocolError: with the invariant that does not hold.
         """
         self._call(protocol.Check(), protocol.Done)
+
+    def expect(self, expect: protocol.Expect) -> None:
+        """Say that an agent is expected to need blocks next."""
+        self._call(expect, protocol.Done)
 
     def send(self, request: protocol.Request) -> None:
         """Send what is not answered by one reply; see `receive`.
@@ -196,9 +202,12 @@ class StoreLink:
     caller; a thread does the connecting and notices when the store dies.
     """
 
-    def __init__(self, address: str, role: str, slot_bytes: int, block_tokens: int) -> None:
+    def __init__(
+        self, address: str, role: str, slot_bytes: int, block_tokens: int, agent: str = ""
+    ) -> None:
+        """Start connecting; as what, see `protocol.Hello`."""
         self.current: Attachment | None = None
-        self._arguments = (address, role, slot_bytes, block_tokens)
+        self._arguments = (address, role, slot_bytes, block_tokens, agent)
         self._stop = threading.Event()
         self._attached = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvrelay-link", daemon=True)
@@ -242,8 +251,8 @@ class StoreLink:
                 logger.warning("the node's store has gone; requests recompute until it is back")
 
     def _attach(self) -> Attachment:
-        address, role, slot_bytes, block_tokens = self._arguments
-        client = StoreClient(address, role)
+        address, role, slot_bytes, block_tokens, agent = self._arguments
+        client = StoreClient(address, role, agent=agent)
         try:
             slab_id, slab, catalog = client.open_slab(slot_bytes, block_tokens)
         except BaseException:

@@ -36,6 +36,26 @@ class PublishedBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """Blocks that an agent is expected to need next, wherever its engine is.
+
+    Attributes:
+        agent: its name.
+        probability: that it comes for them.
+        prefill_s: seconds that computing all of them takes; None if nobody has measured it.
+        slot_bytes, block_tokens: sizes of the slab that they belong into.
+        keys: the blocks, in order from the first one of their sequence.
+    """
+
+    agent: str
+    probability: float
+    prefill_s: float | None
+    slot_bytes: int
+    block_tokens: int
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Changes of one store.
 
@@ -46,6 +66,8 @@ class Batch:
         added: blocks that can be had there now.
         removed: keys that cannot any more.
         transports: ways of reading from this store, by name.
+        expected: who is expected to need which blocks next. A hint: it is told to those who watch
+            now, and forgotten.
     """
 
     node_id: str
@@ -54,6 +76,13 @@ class Batch:
     added: tuple[PublishedBlock, ...] = ()
     removed: tuple[bytes, ...] = ()
     transports: tuple[str, ...] = ()
+    expected: tuple[Expected, ...] = ()
+
+    @property
+    def num_keys(self) -> int:
+        """How many blocks it tells of."""
+        expected = sum(len(each.keys) for each in self.expected)
+        return len(self.added) + len(self.removed) + expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +152,7 @@ class DirectoryCore:
         for block in batch.added:
             node.blocks[block.key] = block
             self._places.setdefault(block.key, set()).add(batch.node_id)
-        if batch.whole or batch.added or batch.removed or batch.transports != node.transports:
+        if batch.whole or batch.num_keys or batch.transports != node.transports:
             node.transports = batch.transports
             self._append(batch)
         return True
@@ -182,10 +211,10 @@ class DirectoryCore:
     def _append(self, batch: Batch) -> None:
         self._number += 1
         self._log.append((self._number, batch))
-        self._logged_blocks += len(batch.added) + len(batch.removed)
+        self._logged_blocks += batch.num_keys
         while self._logged_blocks > _LOG_BLOCKS and len(self._log) > 1:
             _, old = self._log.popleft()
-            self._logged_blocks -= len(old.added) + len(old.removed)
+            self._logged_blocks -= old.num_keys
 
     def _drop(self, node_id: str) -> None:
         node = self._nodes.pop(node_id, None)

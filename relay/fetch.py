@@ -47,9 +47,15 @@ class _Totals:
 class Fetch:
     """One `protocol.Fetch` until its client has what it needs."""
 
-    def __init__(self, transfers: Transfers, client_id: int, message: protocol.Fetch) -> None:
+    def __init__(
+        self, transfers: Transfers, client_id: int, message: protocol.Fetch, ahead: bool = False
+    ) -> None:
+        """See the module's head; with `ahead` it is the store itself that wants the blocks."""
         self.client_id, self.number = client_id, message.number
         self.ended = False
+        # What has come ahead: sealed slots, and their access words at that time.
+        self.came: list[tuple[SlotHeader, int]] = []
+        self._ahead = ahead
         self._t = transfers
         self._slab_id = message.slab_id
         self._slab: Slab | None = None
@@ -257,7 +263,7 @@ class Fetch:
             failure = error
         self._reads += read.take_rest()
         if good:
-            self._commit([Entry(slot, *_content(block)) for slot, block in good])
+            self._commit([self._entry(slot, block) for slot, block in good])
             num_bytes = read.slab.geometry.slot_bytes * len(good)
             self._totals.num_bytes += num_bytes
             self._t.counters["fetched_blocks"] += len(good)
@@ -282,7 +288,7 @@ class Fetch:
                 damaged = key
         if good and slab is not None:
             blocks = [self._encoded.pop(key) for key in good]
-            self._commit([Entry(self._granted[b.key], *_content(b)) for b in blocks], blocks)
+            self._commit([self._entry(self._granted[b.key], b) for b in blocks], blocks)
             self._totals.decoded_bytes += slab.geometry.slot_bytes * len(good)
             self._totals.codecs |= {block.codec: None for block in blocks}
             self._t.counters["decoded_blocks"] += len(good)
@@ -303,12 +309,18 @@ class Fetch:
             for block in decoded:
                 block.unpin()
             core.commit(self._t.own_id(core), self._slab_id, entries)
-            held = [core.held(self._slab_id, entry.key) for entry in entries]
-            self._lease(core, [header for header in held if header is not None])
+            held = [h for e in entries if (h := core.held(self._slab_id, e.key))]
+            if self._ahead:
+                accesses = core.slab(self._slab_id).accesses
+                self.came += [(header, accesses[header.slot]) for header in held]
+            self._lease(core, held)
 
         self._t.server.call(commit)
         for entry in entries:
             del self._granted[entry.key]
+
+    def _entry(self, slot: int, block: EncodedBlock | LentBlock) -> Entry:
+        return Entry(slot, block.key, block.parent, block.tokens, block.checksum, self._ahead)
 
     def _over(self, read: Read) -> None:
         """A read has ended, well or not: count it."""
@@ -442,7 +454,3 @@ class Fetch:
             transfer_s=time.perf_counter() - self._begun_s if totals.codecs else 0.0,
         )
         self._t.server.call(lambda _: self._t.server.push(self.client_id, ended))
-
-
-def _content(block: EncodedBlock | LentBlock) -> tuple[bytes, bytes, bytes, bytes]:
-    return block.key, block.parent, block.tokens, block.checksum

@@ -26,12 +26,17 @@ class Labels:
         embedding_cosine: the same of their embeddings.
         is_probe: nobody has asked: the agent measures its engine. No record, metric or block of it
             is kept.
+        next_agent, next_probability: who is expected to go on with its prompt, and how likely.
+        foreseen: whether its own agent had been expected, if it goes on with an earlier prompt.
     """
 
     agent: str | None = None
     minhash_jaccard: float | None = None
     embedding_cosine: float | None = None
     is_probe: bool = False
+    next_agent: str | None = None
+    next_probability: float | None = None
+    foreseen: bool | None = None
 
     @property
     def similarity_band(self) -> str | None:
@@ -49,6 +54,9 @@ class Labels:
             "minhash_jaccard": self.minhash_jaccard,
             "embedding_cosine": self.embedding_cosine,
             "similarity_band": self.similarity_band,
+            "next_agent": self.next_agent,
+            "next_probability": self.next_probability,
+            "foreseen": self.foreseen,
         }
 
     def added_to(self, kv_transfer_params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -18,6 +18,9 @@ Of requests, told by their agent's replica with vLLM's labels `model_name`, whic
     kvrelay_predicted_seconds_total{arm}       seconds to the first token as predicted for that arm,
     kvrelay_realised_seconds_total{arm}        and as they were; only of requests that have both
     kvrelay_predicted_latency_seconds{arm}, kvrelay_realised_latency_seconds{arm}  histograms
+    kvrelay_predictions_total{outcome}         `made`: an agent was expected after a request;
+                                               `right`, `wrong`: whether it came
+    kvrelay_ahead_tokens_total                 relayed tokens that had come before anybody asked
     kvrelay_log_dropped_total                  records that are missing in the decision log
     kvrelay_saving_seconds{stratum}            seconds of TTFT that relay saves per request, where
                                                the policy prefers it, as last known with
@@ -53,6 +56,8 @@ PREDICTED_SECONDS = "kvrelay_predicted_seconds_total"
 REALISED_SECONDS = "kvrelay_realised_seconds_total"
 PREDICTED_LATENCY = "kvrelay_predicted_latency_seconds"
 REALISED_LATENCY = "kvrelay_realised_latency_seconds"
+PREDICTIONS = "kvrelay_predictions_total"
+AHEAD_TOKENS = "kvrelay_ahead_tokens_total"
 LOG_DROPPED = "kvrelay_log_dropped_total"
 SAVING = "kvrelay_saving_seconds"
 SAVING_LOWER = "kvrelay_saving_lower_seconds"

@@ -11,6 +11,7 @@ msgpack. The client speaks, the store answers each message with one reply:
     Drop      -> Done            for operators and fault tests
     Stats     -> StatsReply
     Check     -> Done            runs check_integrity()
+    Expect    -> Done            other nodes may want to have blocks before they are asked for
     Fetch     -> Landed ...      as blocks come in from other nodes, or decoded, and at last
               -> FetchEnded
     EndFetch                     no answer: the client needs no more of it, or has copied it
@@ -33,10 +34,17 @@ MAX_FETCH_KEYS = 4096
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """Who connects. `role` is for display only."""
+    """Who connects.
+
+    Attributes:
+        role: for display only.
+        pid: of its process.
+        agent: whose engine it is a part of; empty: nobody comes here for blocks by this client.
+    """
 
     role: str
     pid: int
+    agent: str = ""
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
@@ -109,6 +117,16 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
 
 class Check(msgspec.Struct, tag=True, frozen=True):
     """Ask the store to check its integrity."""
+
+
+class Expect(msgspec.Struct, tag=True, frozen=True):
+    """An agent is expected to need these blocks next, see `directory.Expected`."""
+
+    slab_id: int
+    agent: str
+    probability: float
+    prefill_s: float | None
+    keys: list[bytes]
 
 
 class Fetch(msgspec.Struct, tag=True, frozen=True):
@@ -192,7 +210,9 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     message: str
 
 
-Request = Hello | OpenSlab | Reserve | Commit | Abort | Drop | Stats | Check | Fetch | EndFetch
+Request = (
+    Hello | OpenSlab | Reserve | Commit | Abort | Drop | Stats | Check | Expect | Fetch | EndFetch
+)
 Reply = Welcome | SlabOpened | Reserved | Done | StatsReply | Landed | FetchEnded | Failed
 
 encode = msgspec.msgpack.Encoder().encode

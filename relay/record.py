@@ -27,6 +27,7 @@ class RelayRecord:
         recomputed_tokens: prefilled here.
         relayed_tokens: taken over from other engines, verified.
         tail_tokens: how many of those came from a block not taken whole.
+        ahead_tokens: how many of the relayed ones had come to this node before anybody asked.
         found_place, found_tokens, found_bytes: what was held beyond the local hit at look-up,
             whatever was decided; None and 0 if nothing was, or nobody looked.
         advised_tokens: how many of those the policy would relay, whatever the mode made of it.
@@ -51,6 +52,10 @@ class RelayRecord:
         minhash_jaccard, embedding_cosine: how much its prompt is like the most similar recent one,
             0 to 1; None if that was not measured. They license nothing.
         similarity_band: of the cosine if there is one, else of the index: `high`, `mid`, `low`.
+        next_agent, next_probability: who was expected to go on with its prompt, and how likely;
+            None if nobody was.
+        foreseen: whether its own agent had been expected; None if it does not go on with an
+            earlier prompt, or nobody had been.
         deadline_s: after how long the load would have been given up, once the engine came to it; 0
             if none was planned.
         first_token_s: from the decision to the first token, which is what it predicts; None
@@ -100,6 +105,10 @@ class RelayRecord:
     minhash_jaccard: float | None = None
     embedding_cosine: float | None = None
     similarity_band: str | None = None
+    next_agent: str | None = None
+    next_probability: float | None = None
+    foreseen: bool | None = None
+    ahead_tokens: int = 0
     deadline_s: float = 0.0
     first_token_s: float | None = None
     shared_prefix_fraction: float | None = None

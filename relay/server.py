@@ -214,7 +214,7 @@ class StoreServer:
         if isinstance(message, protocol.Hello):
             if self._clients[connection] is not None:
                 raise ProtocolError("Hello came twice")
-            client_id = core.connect()
+            client_id = core.connect(message.agent)
             self._clients[connection] = client_id
             return protocol.Welcome(client_id, core.incarnation)
         client = self._clients[connection]
@@ -245,6 +245,9 @@ class StoreServer:
                 return protocol.StatsReply(core.stats())
             case protocol.Check():
                 core.check_integrity()
+                return protocol.Done()
+            case protocol.Expect():
+                core.expect(message)
                 return protocol.Done()
             case protocol.Fetch() | protocol.EndFetch():
                 return self._fetch(client, message)

@@ -18,21 +18,23 @@ never waits for it, and evicts for good if no slot is free.
 
 import heapq
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from kvrelay.relay.arena import INCARNATION_BYTES, MAX_CLIENTS, Slab, SlabGeometry, SlotHeader
-from kvrelay.relay.directory import PublishedBlock
+from kvrelay.relay.directory import Expected, PublishedBlock
 from kvrelay.relay.encoded import PAGE_BYTES, EncodedBlock, EncodedMemory
 from kvrelay.relay.errors import ArenaError, ProtocolError
 from kvrelay.relay.keys import KEY_BYTES, TOKEN_BYTES
 from kvrelay.relay.leases import clear_client, leased
+from kvrelay.relay.protocol import Expect
 from kvrelay.relay.shelf import Listing, Shelf, require
 
 MAX_SLABS = 16
+MAX_EXPECTED = 32  # between two calls of `take_events`; the oldest are forgotten
 
 
 class Refusal(StrEnum):
@@ -53,6 +55,7 @@ class Entry:
         parent: key of the block before, or `NO_KEY` if it must match as a whole.
         tokens: packed ids.
         checksum: XXH3-128 over the slot's bytes.
+        ahead: see `SlotHeader`.
     """
 
     slot: int
@@ -60,6 +63,7 @@ class Entry:
     parent: bytes
     tokens: bytes
     checksum: bytes
+    ahead: bool = False
 
 
 class ArenaVictim(NamedTuple):
@@ -72,10 +76,11 @@ class ArenaVictim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreEvents:
-    """What became visible and what went since the last call, for the directory."""
+    """What became visible, what went and what is expected, since the last call."""
 
     added: tuple[bytes, ...]
     removed: tuple[bytes, ...]
+    expected: tuple[Expected, ...]
 
 
 class StoreCore:
@@ -100,9 +105,10 @@ class StoreCore:
         self.shelves: list[Shelf] = []
         self.encoded = EncodedMemory(encoded_bytes) if encoded_bytes >= PAGE_BYTES else None
         self._listing: Listing | None = None
-        self._clients: set[int] = set()
+        self._clients: dict[int, str] = {}  # whose engine each is a part of
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
+        self._expected: deque[Expected] = deque(maxlen=MAX_EXPECTED)
 
     def list_encoded_in(self, listing: Listing) -> None:
         """Show engines there what is held encoded, from now on."""
@@ -110,26 +116,30 @@ class StoreCore:
 
     # Clients
 
-    def connect(self) -> int:
-        """Admit a client.
+    def connect(self, agent: str = "") -> int:
+        """Admit a client; `agent` says whose engine it is a part of.
 
         Raises:
             ProtocolError: too many.
         """
         for client_id in range(MAX_CLIENTS):
             if client_id not in self._clients:
-                self._clients.add(client_id)
+                self._clients[client_id] = agent
                 return client_id
         raise ProtocolError(f"more than {MAX_CLIENTS} clients on one node")
 
     def disconnect(self, client_id: int) -> None:
         """Forget a client that has gone: its reservations and its leases."""
-        self._clients.discard(client_id)
+        self._clients.pop(client_id, None)
         for shelf in self.shelves:
             mine = [slot for slot, (owner, _) in shelf.reserved.items() if owner == client_id]
             for slot in mine:
                 shelf.unreserve(slot)
             clear_client(shelf.slab, client_id)
+
+    def serves(self, agent: str) -> bool:
+        """Whether an engine of this agent is connected."""
+        return agent in self._clients.values()
 
     # Slabs
 
@@ -229,7 +239,13 @@ class StoreCore:
             del shelf.reserved[entry.slot], shelf.pending[entry.key]
             sealed = slab.state(entry.slot) | 1
             header = SlotHeader(
-                entry.slot, sealed, entry.key, entry.parent, entry.checksum, num_tokens
+                entry.slot,
+                sealed,
+                entry.key,
+                entry.parent,
+                entry.checksum,
+                num_tokens,
+                entry.ahead,
             )
             slab.write_header(header, entry.tokens)
             slab.accesses[entry.slot] = now_ns = self.now_ns()
@@ -383,17 +399,27 @@ class StoreCore:
             found += [block for block in blocks if block is not None][:1]
         return found
 
+    def expect(self, told: Expect) -> None:
+        """Have other nodes told what an agent may need next, unless it has an engine here."""
+        if self.serves(told.agent):
+            return
+        g = self.slab(told.slab_id).geometry
+        sizes = (g.slot_bytes, g.block_tokens)
+        keys = tuple(told.keys)
+        self._expected.append(Expected(told.agent, told.probability, told.prefill_s, *sizes, keys))
+
     @property
     def has_events(self) -> bool:
         """Whether `take_events` has something to say."""
-        return bool(self._added or self._removed)
+        return bool(self._added or self._removed or self._expected)
 
     def take_events(self) -> StoreEvents:
         """Changes since the last call; called at least once a second, so it also looks for uses."""
         for shelf in self.shelves:
             shelf.ledger.observe()
-        events = StoreEvents(tuple(self._added), tuple(self._removed))
+        events = StoreEvents(tuple(self._added), tuple(self._removed), tuple(self._expected))
         self._added, self._removed = {}, {}
+        self._expected.clear()
         return events
 
     @property
@@ -426,7 +452,7 @@ class StoreCore:
         """
         require(self.used_bytes <= self.capacity_bytes, "used bytes exceed the capacity")
         for shelf in self.shelves:
-            shelf.check_integrity(self._clients)
+            shelf.check_integrity(self._clients.keys())
         if self.encoded is not None:
             blocks = [block for shelf in self.shelves for block in shelf.encoded.values()]
             self.encoded.check_integrity([block.pages for block in blocks])

@@ -23,10 +23,12 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from kvrelay.relay import protocol
+from kvrelay.relay.ahead import Ahead
 from kvrelay.relay.calls import Call
 from kvrelay.relay.catalog import Catalog
 from kvrelay.relay.codecs.base import NAMES as CODECS
 from kvrelay.relay.codecs.base import Octets, codec, max_encoded_bytes
+from kvrelay.relay.directory import Changes
 from kvrelay.relay.fetch import Fetch
 from kvrelay.relay.leases import LeaseRow
 from kvrelay.relay.lending import Ask, Lending, Lent
@@ -112,6 +114,7 @@ class Transfers:
         self._scratches_lock = threading.Lock()
         self._rooms: dict[int, Octets] = {}
         self._lending = Lending(server, self)
+        self._ahead = Ahead(self)
         self._fetches: dict[tuple[int, int], Fetch] = {}
         self._quarantine: list[_Quarantined] = []
         self._inbox: deque[Callable[[], None]] = deque()
@@ -159,6 +162,12 @@ class Transfers:
 
         return self.run(make)
 
+    def hear(self, changes: Changes) -> None:
+        """Take in what the directory says, after the catalog has."""
+        heard = [each for batch in changes.batches for each in batch.expected]
+        if heard:
+            self._post(lambda: self._ahead.hear(heard))
+
     def lend(self, ask: Ask) -> Lent:
         """Answer another node's store."""
         return self._lending.lend(ask)
@@ -175,7 +184,8 @@ class Transfers:
         self._post(lambda: self._lending.take_back(transport, number))
 
     def stats(self) -> dict[str, int]:
-        """Counts for status displays and tests."""
+        """Counts for status displays and tests; in the transfer thread."""
+        self._ahead.settle()
         return {
             "fetches": len(self._fetches),
             "loans": len(self._lending),
@@ -196,6 +206,21 @@ class Transfers:
         if self._own_id is None:
             self._own_id = core.connect()
         return self._own_id
+
+    @property
+    def fetching(self) -> bool:
+        """Whether blocks are being brought for somebody."""
+        return any(not fetch.ended for fetch in self._fetches.values())
+
+    def open_ahead(self, message: protocol.Fetch) -> Fetch:
+        """Begin to bring blocks that nobody has asked for; `close_fetch` has to follow."""
+        return self._open(self.server.call(self.own_id), message, ahead=True)
+
+    def close_fetch(self, fetch: Fetch) -> None:
+        """What has landed of a fetch may be evicted, what has not is not needed."""
+        self._fetches.pop((fetch.client_id, fetch.number), None)
+        fetch.cancel()
+        fetch.release()
 
     def leases(self, core: StoreCore, slab_id: int) -> LeaseRow:
         """The store's own leases of a slab."""
@@ -254,6 +279,8 @@ class Transfers:
                 if fetch.expired:
                     self._guarded(fetch.release)
                     self._fetches.pop((fetch.client_id, fetch.number), None)
+            if not self._guarded(self._ahead.advance):
+                self._ahead = Ahead(self)  # what it had begun ends by its deadline
             self._guarded(self._lending.expire)
             if self._busy:
                 for transport in self.transports.values():
@@ -266,13 +293,12 @@ class Transfers:
     @property
     def _busy(self) -> bool:
         """Whether bytes may be moving."""
-        active = any(not fetch.ended for fetch in self._fetches.values())
-        return bool(active or len(self._lending) or self._quarantine)
+        return bool(self.fetching or len(self._lending) or self._quarantine)
 
     def _wait_s(self) -> float | None:
         if self._busy:
             return _BUSY_WAIT_S
-        return _IDLE_WAIT_S if self._fetches else None
+        return _IDLE_WAIT_S if self._fetches else self._ahead.wait_s
 
     def _guarded(self, work: Callable[[], object]) -> bool:
         """A fault costs what was under way, not the thread; whether there was none."""
@@ -285,17 +311,20 @@ class Transfers:
         return True
 
     def _begin(self, client_id: int, message: protocol.Fetch) -> None:
-        fetch = Fetch(self, client_id, message)
-        self._fetches[client_id, message.number] = fetch
+        self._open(client_id, message)
         self.counters["fetched"] += 1
+
+    def _open(self, client_id: int, message: protocol.Fetch, ahead: bool = False) -> Fetch:
+        fetch = Fetch(self, client_id, message, ahead)
+        self._fetches[client_id, message.number] = fetch
         if not self._guarded(fetch.start):
             fetch.fault()
+        return fetch
 
     def _end(self, client_id: int, number: int) -> None:
-        fetch = self._fetches.pop((client_id, number), None)
+        fetch = self._fetches.get((client_id, number))
         if fetch is not None:
-            fetch.cancel()
-            fetch.release()
+            self.close_fetch(fetch)
 
     def _gone(self, client_id: int) -> None:
         for each, number in list(self._fetches):

@@ -96,9 +96,19 @@ def _look() -> tuple[dict[str, dict[str, Any]], list[Probed]]:
     return facts, probes
 
 
+def _ahead(facts: dict[str, Any]) -> str:
+    """What has become of blocks that a node has fetched ahead."""
+    came = facts.get("ahead_blocks", 0)
+    if not came:
+        return "-"
+    used, wasted = facts.get("ahead_used_blocks", 0), facts.get("ahead_wasted_blocks", 0)
+    return f"{came:,}: {used:,} used, {wasted:,} wasted"
+
+
 def _show(facts: dict[str, dict[str, Any]], probes: list[Probed], findings: list[Finding]) -> None:
     nodes = Table(
-        "node", "host", "blocks", "arena", "encoded", "/dev/shm free", "RDMA", title="nodes"
+        *("node", "host", "blocks", "arena", "encoded", "ahead", "/dev/shm free", "RDMA"),
+        title="nodes",
     )
     for node, each in facts.items():
         arena, encoded = (
@@ -109,7 +119,8 @@ def _show(facts: dict[str, dict[str, Any]], probes: list[Probed], findings: list
         free = f"{each['shm_free_bytes'] / 2**20:,.0f} MiB"
         rdma = each["rdma"] or "none"
         blocks = f"{each['blocks'] + each['encoded_blocks']:,}"
-        nodes.add_row(node[:8], each["host"], blocks, arena, encoded, free, rdma)
+        place = (node[:8], each["host"])
+        nodes.add_row(*place, blocks, arena, encoded, _ahead(each), free, rdma)
     out.print(nodes)
     if probes:
         links = Table(

@@ -89,7 +89,7 @@ class RelayConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = WorkerHalf(link, kv_cache_config.num_blocks, num_bytes)
         else:
             digest = fingerprint(vllm_config, kv_cache_config, weight_epoch="").digest()
-            link = StoreLink(store, "scheduler", num_bytes, block_tokens)
+            link = StoreLink(store, "scheduler", num_bytes, block_tokens, settings.agent)
             self._scheduler = SchedulerHalf(
                 settings,
                 digest,

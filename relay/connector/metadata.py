@@ -52,6 +52,16 @@ class SaveJob:
     tokens: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectJob:
+    """Tell the store who is expected to need these blocks next, see `directory.Expected`."""
+
+    agent: str
+    probability: float
+    prefill_s: float | None
+    keys: tuple[bytes, ...]
+
+
 @dataclass(slots=True)
 class RelayMetadata(KVConnectorMetadata):
     """Scheduler half to worker half."""
@@ -60,6 +70,7 @@ class RelayMetadata(KVConnectorMetadata):
     saves: list[SaveJob] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     has_tokens: bool = True
+    expected: list[ExpectJob] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from kvrelay.policies import Arm, Reason
 from kvrelay.relay.codecs.raw import RawCodec
 from kvrelay.relay.connector.audit import Savings
 from kvrelay.relay.metric_names import (
+    AHEAD_TOKENS,
     BAND_HITS,
     BAND_LABEL,
     BAND_REQUESTS,
@@ -35,6 +36,7 @@ from kvrelay.relay.metric_names import (
     LOG_DROPPED,
     PREDICTED_LATENCY,
     PREDICTED_SECONDS,
+    PREDICTIONS,
     REALISED_LATENCY,
     REALISED_SECONDS,
     REQUESTS,
@@ -56,7 +58,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 ARENA = "arena"
 MIXED = "mixed"
 NO_BAND = "none"
-_COUNTS = ("reasons", "decisions", "fallbacks", "bands")
+_COUNTS = ("reasons", "decisions", "fallbacks", "bands", "predictions")
 # A load that did what it was to do, or that nobody waited for any more.
 _NO_FALLBACKS = frozenset({Reason.RELAYED, Reason.MODE_DISCARD, Reason.LOAD_CANCELLED})
 _BANDS = {
@@ -81,8 +83,9 @@ class RelayStats(KVConnectorStats):
     `data`: requests by `reasons`, by arm and reason of their `decisions`, and by reasons of their
     `fallbacks`; by `bands` of similarity `requests`, `hits` and relayed `tokens`; `transfers`, of
     which each is transport, path, codec, KV bytes, wire bytes and seconds, None where they are not
-    this transfer's own; `estimates`, each an arm, predicted and realised seconds; `log_dropped`,
-    a count; `savings`, see `Savings`, of the strata of which there is news.
+    this transfer's own; `estimates`, each an arm, predicted and realised seconds; `predictions`, a
+    count of each outcome; `ahead_tokens` and `log_dropped`, counts; `savings`, see `Savings`, of
+    the strata of which there is news.
     """
 
     def __post_init__(self) -> None:
@@ -95,6 +98,7 @@ class RelayStats(KVConnectorStats):
             **{kind: {} for kind in _COUNTS},
             "transfers": [],
             "estimates": [],
+            "ahead_tokens": 0,
             "log_dropped": 0,
             "savings": {},
         }
@@ -114,6 +118,7 @@ class RelayStats(KVConnectorStats):
         realised_s = record["first_token_s"]
         if predicted_s is not None and realised_s is not None:
             self.data["estimates"].append([arm, predicted_s, realised_s])
+        self._add_predictions(record)
         fetched = record["fetched_bytes"]
         if fetched:
             way = [_one(record["transport"]), path_label(record["path"]), _one(record["codec"])]
@@ -121,6 +126,14 @@ class RelayStats(KVConnectorStats):
         if (held := record["num_bytes"] - fetched) > 0:
             seconds = None if fetched else record["copy_s"]
             transfers.append([ARENA, ARENA, RawCodec.name, held, 0, seconds])
+
+    def _add_predictions(self, record: Mapping[str, Any]) -> None:
+        self.data["ahead_tokens"] += record["ahead_tokens"]
+        if record["next_agent"] is not None:
+            _add_up(self.data["predictions"], {"made": 1})
+        if record["foreseen"] is not None:
+            outcome = "right" if record["foreseen"] else "wrong"
+            _add_up(self.data["predictions"], {outcome: 1})
 
     def add_dropped(self, count: int) -> None:
         """Take in records that the decision log has dropped."""
@@ -134,7 +147,7 @@ class RelayStats(KVConnectorStats):
         """Take in what another one holds."""
         for kind in _COUNTS:
             _add_up(self.data[kind], other.data[kind])
-        for kind in ("transfers", "estimates", "log_dropped"):
+        for kind in ("transfers", "estimates", "ahead_tokens", "log_dropped"):
             self.data[kind] += other.data[kind]
         self.data["savings"].update(other.data["savings"])
         return self
@@ -218,6 +231,16 @@ class RelayMetrics(KVConnectorPromMetrics):
                 (REALISED_SECONDS, REALISED_LATENCY, "Seconds that those requests really took."),
             )
         )
+        self._predictions = counter(
+            name=PREDICTIONS,
+            documentation="Which agent comes next: expected, and whether that was right.",
+            labelnames=[*labelnames, "outcome"],
+        )
+        self._ahead_tokens = counter(
+            name=AHEAD_TOKENS,
+            documentation="Relayed tokens that had come to the node before anybody asked.",
+            labelnames=list(labelnames),
+        )
         self._log_dropped = counter(
             name=LOG_DROPPED,
             documentation="Records of requests that the decision log has dropped.",
@@ -241,13 +264,24 @@ class RelayMetrics(KVConnectorPromMetrics):
             logger.exception("relay metrics fault")
 
     def _observe(self, data: Mapping[str, Any], engine: list[object]) -> None:
-        for reason, count in data["reasons"].items():
-            self._requests.labels(*engine, reason).inc(count)
+        self._observe_requests(data, engine)
+        self._observe_transfers(data["transfers"], engine)
+        for stratum, values in data["savings"].items():
+            for gauge, value in zip(self._savings, values, strict=True):
+                if value is not None:  # Ray drops NaN: without an interval the last one stays
+                    gauge.labels(*engine, stratum).set(float(value))
+
+    def _observe_requests(self, data: Mapping[str, Any], engine: list[object]) -> None:
+        for kind, counter in (
+            ("reasons", self._requests),
+            ("fallbacks", self._fallbacks),
+            ("predictions", self._predictions),
+        ):
+            for name, count in data[kind].items():
+                counter.labels(*engine, name).inc(count)
         for arm, reasons in data["decisions"].items():
             for reason, count in reasons.items():
                 self._decisions.labels(*engine, arm, reason).inc(count)
-        for reason, count in data["fallbacks"].items():
-            self._fallbacks.labels(*engine, reason).inc(count)
         for band, counts in data["bands"].items():
             for kind, count in counts.items():
                 self._bands[kind].labels(*engine, band).inc(count)
@@ -257,13 +291,12 @@ class RelayMetrics(KVConnectorPromMetrics):
             ):
                 seconds_total.labels(*engine, arm).inc(value)
                 latency.labels(*engine, arm).observe(value)
-        if data["log_dropped"]:
-            self._log_dropped.labels(*engine).inc(data["log_dropped"])
-        self._observe_transfers(data["transfers"], engine)
-        for stratum, values in data["savings"].items():
-            for gauge, value in zip(self._savings, values, strict=True):
-                if value is not None:  # Ray drops NaN: without an interval the last one stays
-                    gauge.labels(*engine, stratum).set(float(value))
+        for kind, counter in (
+            ("ahead_tokens", self._ahead_tokens),
+            ("log_dropped", self._log_dropped),
+        ):
+            if data[kind]:
+                counter.labels(*engine).inc(data[kind])
 
     def _observe_transfers(self, transfers: Iterable[Sequence[Any]], engine: list[object]) -> None:
         for *way, num_bytes, wire_bytes, seconds in transfers:

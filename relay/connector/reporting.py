@@ -55,6 +55,7 @@ def record_of(
         recomputed_tokens=prompt - tracked.local_tokens - relayed,
         relayed_tokens=relayed,
         tail_tokens=tail,
+        ahead_tokens=min(tracked.ahead_tokens, relayed),
         num_bytes=num_bytes,
         load_path=_load_path(fetched) if num_bytes else None,
         sources=fetched.sources if fetched else (),

@@ -11,7 +11,7 @@ from kvrelay.policies.modes import Mode
 from kvrelay.relay.blocks import BlockChain, Match
 from kvrelay.relay.client import Attachment
 from kvrelay.relay.connector.metadata import LoadBlock, LoadJob, LoadOutcome
-from kvrelay.relay.keys import digest_fields
+from kvrelay.relay.keys import BlockKey, digest_fields
 from kvrelay.relay.labels import Labels
 from kvrelay.relay.settings import RelaySettings
 
@@ -49,6 +49,8 @@ class Tracked:
         loading: a load has been handed to the worker and not been reported.
         block_ids: its engine blocks, as last told.
         next_save: first block that has not been offered to the store.
+        tail_key: of the started block behind its whole ones, once that is published.
+        ahead_tokens: of its plan, those that had come ahead of the request.
         found: all that is held beyond the local hit; None if nothing is, or nobody has looked.
         advised_tokens: how many of those tokens the policy would relay.
         candidate: what is being loaded, as the policy saw it.
@@ -71,6 +73,8 @@ class Tracked:
     admitted: bool = False
     block_ids: Sequence[int] = ()
     next_save: int = 0
+    tail_key: BlockKey | None = None
+    ahead_tokens: int = 0
     found: Candidate | None = None
     advised_tokens: int = 0
     decision: Decision = field(default_factory=lambda: recompute(Reason.NO_SOURCE))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from kvrelay.relay.client import Attachment
 from kvrelay.relay.connector.blocks import BlockMemory
-from kvrelay.relay.connector.metadata import SaveJob
+from kvrelay.relay.connector.metadata import ExpectJob, SaveJob
 from kvrelay.relay.errors import RelayError
+from kvrelay.relay.protocol import Expect
 from kvrelay.relay.store import Entry, Refusal
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class Saves:
         self._lock = threading.Condition()
         self._jobs: deque[SaveJob] = deque()
         self._corrupt: list[bytes] = []
+        self._expected: list[ExpectJob] = []
         self._released: list[int] = []
         self._busy = False
         self._closing = False
@@ -46,6 +48,12 @@ class Saves:
         """Have the store forget blocks whose bytes were proven corrupt."""
         with self._lock:
             self._corrupt.extend(keys)
+            self._lock.notify_all()
+
+    def expect(self, jobs: Sequence[ExpectJob]) -> None:
+        """Tell the store who is expected next, once all that was submitted before is published."""
+        with self._lock:
+            self._expected.extend(jobs)
             self._lock.notify_all()
 
     def take_released(self) -> list[int]:
@@ -78,16 +86,20 @@ class Saves:
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
         while True:
             with self._lock:
-                while not (self._closing or self._jobs or self._corrupt):
+                while not (self._closing or self._jobs or self._corrupt or self._expected):
                     self._lock.wait()
                 if self._closing:
                     return
                 batch = [self._jobs.popleft() for _ in range(min(BATCH, len(self._jobs)))]
                 corrupt, self._corrupt = self._corrupt, []
+                expected: list[ExpectJob] = []
+                if not self._jobs:
+                    expected, self._expected = self._expected, []
                 self._busy = True
             saved, dropped = 0, len(batch)
             try:
                 saved, dropped = self._publish(batch, corrupt)
+                self._tell(expected)
             except RelayError as error:
                 logger.warning("blocks were not published: %s", error)
             except Exception:
@@ -99,6 +111,13 @@ class Saves:
                 self._released += [job.block_id for job in batch]
                 self._busy = False
                 self._lock.notify_all()
+
+    def _tell(self, expected: list[ExpectJob]) -> None:
+        attachment = self._attachment()
+        if attachment is not None:
+            for job in expected:
+                told = (job.agent, job.probability, job.prefill_s, list(job.keys))
+                attachment.client.expect(Expect(attachment.slab_id, *told))
 
     def _publish(self, batch: list[SaveJob], corrupt: list[bytes]) -> tuple[int, int]:
         """Write a batch; how many blocks were written, and how many found no room."""

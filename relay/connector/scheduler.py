@@ -20,9 +20,11 @@ from kvrelay.relay.blocks import BlockChain, Match, match
 from kvrelay.relay.client import StoreLink
 from kvrelay.relay.connector.audit import Audit, Savings
 from kvrelay.relay.connector.calibration import calibration_of
+from kvrelay.relay.connector.expecting import expect_job
 from kvrelay.relay.connector.guard import Breaker, StepCost, guarded
 from kvrelay.relay.connector.identity import AdapterDigests
 from kvrelay.relay.connector.metadata import (
+    ExpectJob,
     LoadBlock,
     LoadJob,
     RelayMetadata,
@@ -97,6 +99,7 @@ class SchedulerHalf:
         self._loading: dict[str, Tracked] = {}
         self._loads: list[LoadJob] = []
         self._saves: list[SaveJob] = []
+        self._expected: list[ExpectJob] = []
         self._cancelled: set[str] = set()
         self._held: dict[int, int] = {}
         self._corrupt: set[bytes] = set()  # proven bad, to be published anew
@@ -172,15 +175,20 @@ class SchedulerHalf:
             tracked.admitted = True
             tracked.planned_tokens = num_external_tokens
             tracked.tail_tokens = tracked.plan.match.tail_tokens if tracked.plan else 0
+            tracked.ahead_tokens = tracked.plan.match.ahead_tokens if tracked.plan else 0
 
     def build_connector_meta(self, output: "SchedulerOutput") -> RelayMetadata:
         """Everything the worker half has to do in this step."""
         self._begin_step(output)
         self._plan_saves(output)
         metadata = RelayMetadata(
-            self._loads, self._saves, self._cancelled, output.total_num_scheduled_tokens > 0
+            self._loads,
+            self._saves,
+            self._cancelled,
+            output.total_num_scheduled_tokens > 0,
+            self._expected,
         )
-        self._loads, self._saves, self._cancelled = [], [], set()
+        self._loads, self._saves, self._cancelled, self._expected = [], [], set(), []
         self.cost.end_step()
         return metadata
 
@@ -239,6 +247,7 @@ class SchedulerHalf:
             computed = request.num_computed_tokens - request.num_in_flight_tokens
             self._save_blocks(tracked, computed)
             self._save_tail(tracked, computed)
+            self._expect(tracked)
         record = self._record(tracked).to_dict()
         self._audit.observe(record)
         return record
@@ -250,7 +259,7 @@ class SchedulerHalf:
     @property
     def has_pending_work(self) -> bool:
         """Whether the engine must step once more to hand over or take back blocks."""
-        return bool(self._saves or self._held or self._cancelled)
+        return bool(self._saves or self._held or self._cancelled or self._expected)
 
     def reset(self) -> None:
         """The engine's weights may have changed: nothing older may be met again."""
@@ -414,8 +423,16 @@ class SchedulerHalf:
         )
         parent = chain.parent(number)
         key = child_key(parent, tokens)
+        tracked.tail_key = key
         if index.find(attachment.slab, key) is None:
             self._save(tracked.block_ids[number], key, parent, tokens)
+
+    @guarded(lambda: None, timed=False)
+    def _expect(self, tracked: Tracked) -> None:
+        """Have the store told who is expected to need what a request has published."""
+        job = expect_job(tracked, self._policy)
+        if job is not None:
+            self._expected.append(job)
 
     def _save(self, block_id: int, key: BlockKey, parent: BlockKey, tokens: bytes) -> None:
         pool = self._pool

@@ -98,6 +98,8 @@ class WorkerHalf:
         if metadata.saves:
             blocks.fence()
             saves.submit(metadata.saves)
+        if metadata.expected:
+            saves.expect(metadata.expected)
         gone = metadata.cancelled | finished
         if gone:
             loads.cancel(gone)

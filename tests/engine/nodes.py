@@ -75,9 +75,10 @@ class Node:
         events = core.take_events()
         if not self._known:
             blocks = core.published(core.keys())
-            return Batch(self.name, core.incarnation, True, tuple(blocks), (), self.ways)
-        blocks = core.published(events.added)
-        return Batch(self.name, core.incarnation, False, tuple(blocks), events.removed, self.ways)
+            what = (True, tuple(blocks), ())
+        else:
+            what = (False, tuple(core.published(events.added)), events.removed)
+        return Batch(self.name, core.incarnation, *what, self.ways, events.expected)
 
     def client(self) -> StoreClient:
         return StoreClient(self.address, "test")
@@ -121,6 +122,7 @@ class Wire:
         for node in self.nodes.values():
             changes = self.directory.changes(node.cursor, node.name)
             node.catalog.apply(changes)
+            node.transfers.hear(changes)
             node.cursor = changes.cursor
 
     def settle(self) -> None:

@@ -62,7 +62,7 @@ def record(decision: Decision, reason: Reason, relayed: int, **changes: Any) -> 
 def statistics() -> dict[str, Any]:
     """What an engine tells after four requests, of which two are relayed."""
     stats = RelayStats()
-    high = {"similarity_band": "high"}
+    high = {"similarity_band": "high", "foreseen": True, "ahead_tokens": 128}
     stats.add(record(RELAY, Reason.RELAYED, 128, first_token_s=0.5, **high, **THERE))
     stats.add(record(RELAY, Reason.RELAYED, 128, **high, **HERE))
     stats.add(record(RELAY, Reason.LOAD_DEADLINE, 0))
@@ -169,6 +169,8 @@ def test_a_scrape(metrics_url: str) -> None:
     assert value(found, metrics.PREDICTED_SECONDS, arm="relay", **agent) == 0.5
     assert value(found, metrics.REALISED_SECONDS, arm="relay", **agent) == 1.0
     assert value(found, f"{metrics.REALISED_LATENCY}_count", arm="relay", **agent) == 2
+    assert value(found, metrics.PREDICTIONS, outcome="right", **agent) == 4
+    assert value(found, metrics.AHEAD_TOKENS, **agent) == 512
     assert value(found, metrics.LOG_DROPPED, **agent) == 6
     assert value(found, metrics.SAVING, stratum="all", **agent) == 0.2
     assert value(found, metrics.SAVING_LOWER, stratum="all", **agent) == 0.1

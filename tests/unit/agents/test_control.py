@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.agents.control import parse_mode
+from kvrelay.agents.control import parse_mode, parse_next
 from kvrelay.agents.errors import RequestError
 from kvrelay.policies.modes import Mode
 
@@ -18,6 +18,7 @@ from kvrelay.policies.modes import Mode
         ({"kvrelay": {}}, Mode.AUTO),
         ({"kvrelay": {"mode": "auto"}}, Mode.AUTO),
         ({"kvrelay": {"mode": "recompute"}}, Mode.RECOMPUTE),
+        ({"kvrelay": {"next": "b"}}, Mode.AUTO),
     ],
 )
 def test_accepted(params: dict[str, Any] | None, mode: Mode) -> None:
@@ -59,3 +60,14 @@ def test_nobody_is_told_of_modes_that_are_not_theirs() -> None:
         with pytest.raises(RequestError) as caught:
             parse_mode({"kvrelay": {"mode": "fast"}}, is_operator)
         assert ("lookup_only" in caught.value.message) == is_operator
+
+
+def test_who_comes_next() -> None:
+    agents = {"a": 1, "b": 2}
+    for params in (None, {}, {"kvrelay": {}}, {"kvrelay": {"mode": "auto", "next": None}}):
+        assert parse_next(params, agents) is None
+    assert parse_next({"kvrelay": {"next": "b"}}, agents) == "b"
+    for name in ("c", 1, ["b"], {}):
+        with pytest.raises(RequestError, match="must be one of a, b") as caught:
+            parse_next({"kvrelay": {"next": name}}, agents)
+        assert caught.value.param == "kv_transfer_params.kvrelay.next"

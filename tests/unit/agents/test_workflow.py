@@ -112,6 +112,14 @@ def test_a_step_of_one_token_is_one_request() -> None:
     assert result.prompt_tokens == result.relayed_tokens + result.recomputed_tokens
 
 
+def test_each_step_says_who_takes_the_next_one() -> None:
+    endpoint = Endpoint()
+    run(endpoint, [Step("a", "One", 2), Step("b", "Two", 2)])
+    controls = [each["extra_body"]["kv_transfer_params"]["kvrelay"] for each in endpoint.requests]
+    assert [each.get("next") for each in controls] == ["b", "b", None, None]
+    assert {each["mode"] for each in controls} == {"auto"}
+
+
 def test_replay_makes_the_same_prompts_whatever_comes_out() -> None:
     steps = [Step("a", "One", 2), Step("b", "Two", 2)]
     endpoint = Endpoint()

@@ -244,3 +244,11 @@ def test_routing() -> None:
     assert load_config(base()).relay.routing == "named"
     assert load_config(base(relay={"routing": "owner_affinity"})).relay.routing == "owner_affinity"
     assert "relay.routing: " in problems(base(relay={"routing": "nearest"}))
+
+
+def test_prediction() -> None:
+    assert load_config(base()).relay.prediction == "none"
+    assert load_config(base(relay={"prediction": "observed"})).relay.prediction == "observed"
+    assert "relay.prediction: " in problems(base(relay={"prediction": "guessed"}))
+    both = {"prediction": "declared", "routing": "owner_affinity"}
+    assert "relay: prediction brings KV to the agent" in problems(base(relay=both))

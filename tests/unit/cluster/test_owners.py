@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from kvrelay.cluster.access import Access
 from kvrelay.cluster.front import AgentFront, FrontSettings
 from kvrelay.cluster.ingress import AgentIngress, make_api
 from kvrelay.policies.affinity import CHUNK_BYTES, MAX_AHEAD
-from kvrelay.relay.labels import FIELD
+from kvrelay.relay.labels import FIELD, Labels
 
 pytestmark = pytest.mark.slow  # imports vLLM
 
@@ -112,14 +113,15 @@ def answers(status: int) -> Behaviour:
 class Front:
     """An ingress before agents `a`, `b` and `c` of one pool, `other` and `plain`."""
 
-    def __init__(self, routing: Any = "owner_affinity") -> None:
+    def __init__(self, routing: Any = "owner_affinity", prediction: Any = "none") -> None:
         def agent(name: str, pool: str | None) -> AgentFront:
             defaults = AgentDefaults(f"You are {name}.", {"max_tokens": MAX_TOKENS.get(name)})
             return AgentFront(defaults, "demo", pool is not None, pool)
 
         pools = {"a": "x", "b": "x", "c": "x", "other": "y", "plain": None}
         agents = {name: agent(name, pool) for name, pool in pools.items()}
-        settings = FrontSettings(agents, routing, access=Access(operator_open=True))
+        access = Access(operator_open=True)
+        settings = FrontSettings(agents, routing, prediction=prediction, access=access)
         self.handles = {name: FakeHandle(name) for name in pools}
         cards = {name: {"id": name} for name in pools}
         self.ingress = AgentIngress(self.handles, cards, settings=settings)
@@ -310,7 +312,7 @@ async def test_clients_cannot_write_labels(routing: str) -> None:
     for agent in ("b", "plain"):
         await front.served_by(agent, kv_transfer_params=forged)
     told = [front.handles[agent].asked[-1].kv_transfer_params for agent in ("b", "plain")]
-    labels = {"agent": "b", "minhash_jaccard": None, "embedding_cosine": None}
+    labels = asdict(Labels("b"))
     assert told == [{FIELD: labels, "other": 1}, {"other": 1}]
     await front.client.aclose()
 
@@ -320,4 +322,70 @@ async def test_the_most_similar_prompt_may_be_another_agents() -> None:
     await front.served_by("a", "One two three four five six seven.")
     await front.served_by("b", "One two three four five six seven.")
     assert front.handles["b"].asked[-1].kv_transfer_params[FIELD]["minhash_jaccard"] == 1.0
+    await front.client.aclose()
+
+
+NEXT = {"kvrelay": {"next": "b"}}
+
+
+def told(front: Front, agent: str) -> tuple[Any, ...]:
+    """Who is expected after an agent's last request, how likely, and whether it was expected."""
+    labels = front.handles[agent].asked[-1].kv_transfer_params[FIELD]
+    return labels["next_agent"], labels["next_probability"], labels["foreseen"]
+
+
+async def test_engines_are_told_who_comes_next() -> None:
+    front = Front("named", "declared")
+    await front.served_by("a", kv_transfer_params=NEXT)
+    assert told(front, "a") == ("b", 1.0, None)
+    await front.served_by("b", TEXT + "And then?")
+    assert told(front, "b") == (None, None, True)
+    await front.client.aclose()
+
+
+async def test_what_mostly_came_next_is_expected() -> None:
+    front = Front("named", "observed")
+    for number in range(3):
+        await front.served_by("a", f"{number} {TEXT}")
+        await front.served_by("b", f"{number} {TEXT}")
+    name, probability, _ = told(front, "a")
+    assert name == "b" and 0.3 < probability < 0.7
+    await front.client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("prediction", "agent", "control"),
+    [
+        ("none", "a", {"next": "b"}),
+        ("declared", "a", {}),
+        ("declared", "a", {"next": "plain"}),  # has no use for KV
+        ("declared", "a", {"next": "b", "mode": "recompute"}),
+    ],
+)
+async def test_nobody_is_expected(prediction: str, agent: str, control: dict[str, str]) -> None:
+    front = Front("named", prediction)
+    await front.served_by(agent, kv_transfer_params={"kvrelay": control})
+    assert told(front, agent) == (None, None, None)
+    await front.client.aclose()
+
+
+@pytest.mark.parametrize("name", ["nobody", 3, ["b"]])
+async def test_an_unknown_next_agent_is_refused(name: Any) -> None:
+    front = Front("named", "declared")
+    answer = await front.complete("a", kv_transfer_params={"kvrelay": {"next": name}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "kv_transfer_params.kvrelay.next"
+    assert "must be one of a, b, c, other, plain" in answer.json()["error"]["message"]
+    await front.client.aclose()
+
+
+async def test_a_fault_of_the_prediction_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    front = Front("named", "declared")
+
+    def fault(*_: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("kvrelay.cluster.next_steps.prefix_hashes", fault)
+    assert await front.served_by("a", kv_transfer_params=NEXT) == "a"
+    assert told(front, "a") == (None, None, None)
     await front.client.aclose()

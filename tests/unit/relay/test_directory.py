@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvrelay.relay import index
 from kvrelay.relay.arena import NO_KEY
 from kvrelay.relay.catalog import Catalog
-from kvrelay.relay.directory import Batch, DirectoryCore, PublishedBlock
+from kvrelay.relay.directory import Batch, DirectoryCore, Expected, PublishedBlock
 from kvrelay.relay.keys import BlockKey, pack_tokens
 
 SIZE = 4
@@ -63,6 +63,18 @@ def test_a_silent_store_is_gone_until_it_speaks() -> None:
     assert not catalog.nodes()
     assert not directory.publish(Batch("n1", b"1", False))
     catalog.close()
+
+
+def test_what_is_expected_is_told_to_those_who_watch_now() -> None:
+    directory = DirectoryCore(Clock())
+    directory.publish(Batch("n1", b"1", True, (BLOCKS[0],)))
+    cursor = directory.changes(None, "me").cursor
+    expected = Expected("b", 1.0, None, 64, SIZE, (KEYS[0],))
+    directory.publish(Batch("n1", b"1", False, expected=(expected,)))
+    changes = directory.changes(cursor, "me")
+    assert [each for batch in changes.batches for each in batch.expected] == [expected]
+    late = directory.changes(None, "me")
+    assert not [each for batch in late.batches for each in batch.expected]
 
 
 def test_blocks_of_a_node_that_cannot_be_read_from_are_not_shown() -> None:

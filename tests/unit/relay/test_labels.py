@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.relay.labels import FIELD, Labels, without_labels
 
-LABELS = Labels("b", 0.5, 0.9)
+LABELS = Labels("b", 0.5, 0.9, next_agent="c", next_probability=0.5, foreseen=True)
 FORGED = {
     FIELD: {"agent": "a", "embedding_cosine": 1.0, "is_probe": True},
     "kvrelay": {"mode": "auto"},
@@ -57,5 +57,8 @@ def test_what_the_record_says() -> None:
         "minhash_jaccard": 0.5,
         "embedding_cosine": 0.9,
         "similarity_band": "high",
+        "next_agent": "c",
+        "next_probability": 0.5,
+        "foreseen": True,
     }
     assert Labels().in_record("a")["agent"] == "a"

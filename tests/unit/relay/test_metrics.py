@@ -17,7 +17,7 @@ from kvrelay.relay.connector.metrics import RelayStats, path_label
 from kvrelay.relay.record import RelayRecord
 
 ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
-OURS = ("reason", "arm", metrics.BAND_LABEL, *metrics.WAY_LABELS, "stratum", "le")
+OURS = ("reason", "arm", "outcome", metrics.BAND_LABEL, *metrics.WAY_LABELS, "stratum", "le")
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -242,6 +242,17 @@ def test_what_relay_saves() -> None:
     assert later[metrics.SAVING, label] == -0.2, "as last known"
     both = exported(told(one.aggregate(other)))
     assert (both[metrics.STRATUM_OFF, label], both[metrics.SAVING_REQUESTS, "all"]) == (1, 3)
+
+
+def test_predictions_and_what_had_come_ahead() -> None:
+    one, other = RelayStats(), RelayStats()
+    one.add(record(next_agent="b", next_probability=0.9))
+    one.add(record(next_agent="b", next_probability=0.9, foreseen=False))
+    other.add(record(foreseen=True, ahead_tokens=96))
+    found = exported(told(one.aggregate(other)))
+    outcomes = {"made": 2, "right": 1, "wrong": 1}
+    assert {name: found[metrics.PREDICTIONS, name] for name in outcomes} == outcomes
+    assert found[metrics.AHEAD_TOKENS,] == 96
 
 
 def test_several_ways_at_once_are_one_label() -> None:
