@@ -138,7 +138,7 @@ def test_prompts_of_the_agents_own_teach_and_leave_no_trace(
         "from kvrelay.policies import Work\n"
         "connector = driver.scheduler.get_kv_connector()\n"
         "costs = connector._scheduler._policy.costs\n"
-        "assert all(costs.is_sure_of_prefill(Work.of(0, n)) for n in (256, 1024, 2048))\n"
+        "assert all(costs.prefill(Work.of(0, n)).is_sure for n in (256, 1024, 2048))\n"
         "assert connector._stats.data['reasons'].keys() <= {'mode_recompute'}"
     )
     engine.close()

@@ -84,7 +84,7 @@ async def test_afterwards_prefill_is_known(truth: PrefillCost, longest: int) -> 
     assert client.now_s <= MOST_S
     for tokens in (128, longest // 2, longest):
         work = Work.of(0, tokens)
-        assert client.costs.is_sure_of_prefill(work), tokens
+        assert client.costs.prefill(work).is_sure, tokens
         true_s = sum(client.step_s(step) for step in steps_of(tokens))
         assert client.costs.prefill(work).p50_s == pytest.approx(true_s, rel=0.3)
 
