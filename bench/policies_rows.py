@@ -450,15 +450,14 @@ def _cost_regret(row: Row) -> str:
 
 
 CELLS_TABLE: Mapping[str, Callable[[Row], str]] = {
-    "load": lambda row: str(row["load"]),
-    "link": lambda row: str(row["link"]),
+    "link": lambda row: f"{row['link']}\n[dim]{row['load']}[/]",
     "tokens": lambda row: f"{row['tokens']:,}",
     "shared": lambda row: f"{row['shared_prefix_fraction']:.0%}",
     "pairs": lambda row: str(row["pairs"]),
     "better\narm": lambda row: f"{row['mean_ttft_s']:.3f}",
     "recompute\n/ relay": lambda row: f"{row['recompute_over_relay']:.2f}",
     "regret\nof cost": _cost_regret,
-    "resolved": lambda row: "yes" if row["resolved"] else "no",
+    "known": lambda row: "yes" if row["resolved"] else "no",
 }
 GRID_TABLE: Mapping[str, Callable[[Row], str]] = {
     "policy": lambda row: str(row["policy"]),
