@@ -13,7 +13,8 @@ MORE = [19, 23, 29, 31]  # so that the tail which the former leave is no match
 BLOCK_BYTES = 16384
 SET_POLICY = """
 from kvrelay.policies import parse_policy
-driver.scheduler.get_kv_connector()._scheduler._policy = parse_policy(policy)
+half = driver.scheduler.get_kv_connector()._scheduler
+half._policy = half._audit._policy = parse_policy(policy)
 """
 FLIP_ALL = """
 slab = driver.scheduler.get_kv_connector()._scheduler._link.current.slab
