@@ -10,9 +10,10 @@ behind it. The last term is what others wait for: computing keeps the engine bus
 not, so the more requests wait behind this one, the more a saved prefill is worth.
 
 While recomputing, or relaying all that is held, has a cost that is not known well enough, a fixed
-rule decides, and the record says so. Whatever is preferred, a lot gives the other arm now and then:
-in `exploration` of all sessions, and in half of them if it is that arm whose cost is not known. The
-probabilities are in the record.
+rule decides, and the record says so; but not where a relay is faster however wrong its forecast may
+be, within what is believed possible: relays teach what relays cost, and recomputing would not.
+Whatever is preferred, a lot gives the other arm now and then: in `exploration` of all sessions, and
+in half of them if it is that arm whose cost is not known. The probabilities are in the record.
 """
 
 from collections.abc import Sequence
@@ -81,15 +82,17 @@ class CostPolicy(RelayPolicy):
             recompute = self.costs.prefill(view.ahead.plus(own), view.beside)
         relays = self._relays(view)
         relay = relays[0]
-        is_sure = alone.is_sure and relay.is_sure
+        # Where even a slow relay beats a fast prefill, there is nothing to be sure about.
+        is_apart = relay.latency.p95_s < recompute.p5_s
+        is_sure = alone.is_sure and (relay.is_sure or is_apart)
         if is_sure:
-            sure = (relay for relay in relays if relay.is_sure)
-            relay = min(sure, key=lambda relay: relay.price_s)
+            known = [relay, *(each for each in relays[1:] if each.is_sure)]
+            relay = min(known, key=lambda relay: relay.price_s)
             price_s = recompute.p50_s + self._weight(view) * alone.p50_s
             chosen = Arm.RELAY if relay.price_s < price_s else Arm.RECOMPUTE
         else:
             chosen = Arm.RELAY if relay.num_tokens >= FALLBACK_MIN_TOKENS else Arm.RECOMPUTE
-        other_is_sure = alone.is_sure if chosen is Arm.RELAY else relay.is_sure
+        other_is_sure = is_sure or (alone.is_sure if chosen is Arm.RELAY else relay.is_sure)
         share = self._exploration
         if share and not other_is_sure:
             share = UNSURE_EXPLORATION

@@ -209,6 +209,15 @@ def test_only_what_is_known_competes_with_all_that_is_held() -> None:
     assert (decision.uncalibrated, decision.num_tokens) == (False, 1536)
 
 
+def test_what_wins_however_long_it_takes_is_not_in_doubt() -> None:
+    """Nothing was ever loaded from here; that matters only where a load could lose."""
+    near, far = Candidate("arena", 1536, 36_000_000), Candidate("encoded", 1536, 360_000_000)
+    policy = CostPolicy(known())
+    wins, may_lose = (policy.prefer(replace(VIEW, candidates=(each,))) for each in (near, far))
+    assert (wins.decision.arm, wins.decision.uncalibrated) == (Arm.RELAY, False)
+    assert may_lose.decision.uncalibrated
+
+
 def test_requests_behind_make_a_saved_prefill_worth_more() -> None:
     costs = known(bytes_per_s=20e6)  # relay takes longer, by a little
     decide = CostPolicy(costs, queue_weight=0.5).decide
