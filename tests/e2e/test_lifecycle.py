@@ -1,4 +1,4 @@
-"""Starting, looking at and ending `kvrelay serve`, for real. The last test ends the app."""
+"""Starting, looking at and ending `kvrelay serve`, for real."""
 
 from __future__ import annotations
 
@@ -116,6 +116,21 @@ def test_a_port_in_use_is_one_line(app: Any, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_leaves_nothing(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (session,) = app.sessions(monkeypatch)
+    engines = marked_processes(session.id)
+    assert len(engines) > 9  # 3 x (replica, engine core, worker), and Ray
+    assert session.shared_memory
+    app.process.send_signal(signal.SIGINT)
+    assert app.process.wait(120) == 0
+    assert_gone(session)
+    assert not [p for p in engines if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert app.sessions(monkeypatch) == []
+
+
+# The app is gone; what follows needs its memory.
+
+
 def test_ctrl_c_while_engines_load(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,15 +153,3 @@ def test_an_engine_that_cannot_start_is_one_line(serve: Any, tmp_path: Path) -> 
     assert "max_model_len" in text
     assert "logs: " in text
     assert "Traceback" not in text
-
-
-def test_ctrl_c_leaves_nothing(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (session,) = app.sessions(monkeypatch)
-    engines = marked_processes(session.id)
-    assert len(engines) > 9  # 3 x (replica, engine core, worker), and Ray
-    assert session.shared_memory
-    app.process.send_signal(signal.SIGINT)
-    assert app.process.wait(120) == 0
-    assert_gone(session)
-    assert not [p for p in engines if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    assert app.sessions(monkeypatch) == []
