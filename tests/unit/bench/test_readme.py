@@ -26,6 +26,22 @@ def test_the_readme_shows_the_committed_run(name: str) -> None:
     assert shown == render(name, report), "run python -m kvrelay.bench.readme (see bench/README.md)"
 
 
+def test_the_readme_says_what_came_of_the_committed_faults() -> None:
+    report = json.loads((RESULTS / "faults.json").read_text(encoding="utf-8"))
+    assert report["meta"]["complete"] is True
+
+    def total(name: str) -> int:
+        return sum(row[name] for row in report["rows"])
+
+    said = (
+        f"{total('injections')} such faults, of {total('requests'):,} requests to replicas that "
+        f"live on {total('failures')} failed, {total('wrong_tokens')} had a wrong token, and "
+        f"{total('bytes_leaked')} bytes had leaked."
+    )
+    assert said in " ".join(README.read_text(encoding="utf-8").split())
+    assert total("wrong_reason") == total("leases_leaked") == 0
+
+
 def test_a_table_replaces_what_lies_between_its_own_markers() -> None:
     other = "<!-- bench:topology -->kept<!-- /bench:topology -->\n"
     text = f"# Title\n{other}<!-- bench:hit -->\nold\n<!-- /bench:hit -->\nrest\n"
