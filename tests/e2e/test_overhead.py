@@ -8,6 +8,7 @@ context, its save does not, so the share is largest for short prompts: the bench
 
 from __future__ import annotations
 
+import statistics
 import time
 
 from calls import complete, prompt_ids, record
@@ -16,26 +17,18 @@ from openai import OpenAI
 from kvrelay.bench.overhead import MAX_CPU_SHARE, MAX_STEP_S, Overhead, between
 
 PROMPT_TOKENS = 7900
-ROUNDS = 6
+ROUNDS = 3
 
 
 def test_hooks_and_copies_cost_next_to_nothing(client: OpenAI) -> None:
-    """The least disturbed of some rounds tells: what shares cores, caches and memory only adds.
-
-    CPU time is no refuge from that: the same build took 0.16 % of TTFT on one machine, and
-    1.13 % on another that had other guests (measured).
-    """
+    """The median of three rounds: of one, a neighbour on the same cores decides it."""
     complete(client, "a", prompt_ids(4000, PROMPT_TOKENS), max_tokens=1)  # warms up
-    costs = []
-    for number in range(ROUNDS):
-        cost = one_round(client, 4001 + 3 * number)
-        assert cost.saved_blocks >= 2 * (PROMPT_TOKENS // 128)
-        assert cost.dropped_blocks == 0
-        costs.append(cost.to_dict())
-        if cost.passes():
-            return
-    assert min(cost["cpu_share_ratio"] for cost in costs) <= MAX_CPU_SHARE, costs
-    assert min(cost["p99_step_s"] for cost in costs) <= MAX_STEP_S, costs
+    rounds = [one_round(client, 4001 + 3 * number) for number in range(ROUNDS)]
+    costs = [cost.to_dict() for cost in rounds]
+    assert min(cost.saved_blocks for cost in rounds) >= 2 * (PROMPT_TOKENS // 128)
+    assert max(cost.dropped_blocks for cost in rounds) == 0
+    assert statistics.median(cost.cpu_share for cost in rounds) <= MAX_CPU_SHARE, costs
+    assert statistics.median(cost.p99_step_s for cost in rounds) <= MAX_STEP_S, costs
 
 
 def one_round(client: OpenAI, seed: int) -> Overhead:
