@@ -14,14 +14,13 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from records import made_record
 
 from kvrelay.cluster import cli
 from kvrelay.cluster.session import Session
 from kvrelay.policies import Arm, Decision, Reason
-from kvrelay.policies.decision import recompute
 from kvrelay.relay.decisions.rows import to_row
 from kvrelay.relay.decisions.segments import Segments
-from kvrelay.relay.record import RelayRecord
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +32,12 @@ def _own_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def line(number: int, reason: Reason, age_s: float, **changes: Any) -> bytes:
     relays = reason is Reason.RELAYED
     values: dict[str, Any] = {
-        "agent": "reader",
-        "policy": "always",
-        "mode": "auto",
-        "decision": Decision(Arm.RELAY, reason, 128) if relays else recompute(reason),
-        "reason": reason,
-        "prompt_tokens": 200,
-        "local_tokens": 0,
-        "recomputed_tokens": 72 if relays else 200,
-        "relayed_tokens": 128 if relays else 0,
         "num_bytes": 5_000_000 if relays else 0,
         "load_s": 0.25 if relays else 0.0,
         "request_id": f"cmpl-{number}-0-0000abcd",
         "time_s": time.time() - age_s,
     }
-    return msgspec.json.encode(to_row(RelayRecord(**(values | changes)).to_dict())) + b"\n"
+    return msgspec.json.encode(to_row(made_record(reason, **(values | changes)))) + b"\n"
 
 
 @pytest.fixture

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import made_record
 
 from kvrelay.policies import Arm, Decision, Reason
-from kvrelay.policies.decision import recompute
 from kvrelay.relay.decisions import parquet
 from kvrelay.relay.decisions.log import DecisionLog, open_log
 from kvrelay.relay.decisions.reader import DecisionReader, Follower
 from kvrelay.relay.decisions.rows import Filter, column_types, response_id, to_record, to_row
 from kvrelay.relay.decisions.segments import MAX_FILES, Segments, segments, sweep
 from kvrelay.relay.decisions.summary import Spread, summarise, total
-from kvrelay.relay.record import RelayRecord
 from kvrelay.relay.settings import RelaySettings
 
 KEEP_ALL = 1 << 30
@@ -32,15 +31,6 @@ def record(number: int = 0, **changes: Any) -> dict[str, Any]:
     reason = changes.pop("reason", Reason.RELAYED)
     relays = reason is Reason.RELAYED
     values: dict[str, Any] = {
-        "agent": "reader",
-        "policy": "always",
-        "mode": "auto",
-        "decision": Decision(Arm.RELAY, reason, 128) if relays else recompute(reason),
-        "reason": reason,
-        "prompt_tokens": 200,
-        "local_tokens": 0,
-        "recomputed_tokens": 72 if relays else 200,
-        "relayed_tokens": 128 if relays else 0,
         "num_bytes": 1000 if relays else 0,
         "load_s": 0.25 if relays else 0.0,
         "sources": ("n1", "n2") if relays else (),
@@ -49,7 +39,7 @@ def record(number: int = 0, **changes: Any) -> dict[str, Any]:
         "time_s": 1000.0 + number,
         "replica": "r1",
     }
-    return RelayRecord(**(values | changes)).to_dict()
+    return made_record(reason, **(values | changes))
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from records import made_record
 
 from kvrelay.policies import Reason
-from kvrelay.policies.decision import Arm, Decision, recompute
+from kvrelay.policies.decision import Arm, Decision
 from kvrelay.relay import metric_names as metrics
 from kvrelay.relay.connector import RelayConnector
 from kvrelay.relay.connector.metrics import RelayStats, path_label
-from kvrelay.relay.record import RelayRecord
 
 ENGINE = ["reader", "0"]  # values of the labels that vLLM gives
 OURS = ("reason", "arm", "outcome", metrics.BAND_LABEL, *metrics.WAY_LABELS, "stratum", "le")
@@ -24,20 +24,8 @@ def record(**changes: Any) -> dict[str, Any]:
     """A relay of 1,000 bytes from this node, unless told otherwise."""
     reason = changes.pop("reason", Reason.RELAYED)
     relays = reason is Reason.RELAYED
-    values: dict[str, Any] = {
-        "agent": "reader",
-        "policy": "always",
-        "mode": "auto",
-        "decision": Decision(Arm.RELAY, reason, 128) if relays else recompute(reason),
-        "reason": reason,
-        "prompt_tokens": 200,
-        "local_tokens": 0,
-        "recomputed_tokens": 72 if relays else 200,
-        "relayed_tokens": 128 if relays else 0,
-    }
-    if relays:
-        values |= {"num_bytes": 1000, "load_path": "arena", "copy_s": 0.002}
-    return RelayRecord(**(values | changes)).to_dict()
+    held = {"num_bytes": 1000, "load_path": "arena", "copy_s": 0.002} if relays else {}
+    return made_record(reason, **(held | changes))
 
 
 FETCHED = {
