@@ -1,0 +1,80 @@
+"""The effect over strata, each weighted by its share of the rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints, students
+from kvrelay.bench.audit.estimate.neyman import nothing, welch
+
+
+def stratified(y: Floats, treated: Bools, strata: Ints) -> Estimate:
+    """Post-stratified difference: sum over strata of (N_s / N) (mean1_s - mean0_s).
+
+    The variance is the sum of (N_s/N)^2 (s1_s^2/n1_s + s0_s^2/n0_s), with Satterthwaite's
+    degrees of freedom. A stratum in which an arm has fewer than two rows is left out, and said so.
+
+    Args:
+        y: outcomes [n].
+        treated: who was assigned the arm [n].
+        strata: number of each row's stratum [n].
+
+    Source: Miratrix, Sekhon and Yu, J. R. Statist. Soc. B 75, 2013.
+    """
+    cells = [(y[treated & (strata == s)], y[~treated & (strata == s)]) for s in np.unique(strata)]
+    whole = [cell for cell in cells if min(map(len, cell)) >= 2]
+    total = sum(len(one) + len(zero) for one, zero in whole)
+    if not whole:
+        return nothing(len(y), "no stratum has two rows in each arm")
+    effect = mean = mean_variance = 0.0
+    variances: list[float] = []
+    degrees: list[int] = []
+    for one, zero in whole:
+        share = (len(one) + len(zero)) / total
+        effect += share * float(one.mean() - zero.mean())
+        mean += share * float(zero.mean())
+        for values in (one, zero):
+            variances.append(share * share * float(values.var(ddof=1)) / len(values))
+            degrees.append(len(values) - 1)
+        mean_variance += variances[-1]
+    error = math.sqrt(sum(variances))
+    relative_error = math.nan
+    if mean > 0.0:
+        treated_variance = sum(variances) - mean_variance
+        ratio = 1.0 + effect / mean
+        relative_error = math.sqrt(treated_variance + ratio * ratio * mean_variance) / mean
+    found = students(effect, error, welch(variances, degrees), total, total, mean, relative_error)
+    left_out = len(cells) - len(whole)
+    return found.noted(f"{left_out} strata without both arms left out") if left_out else found
+
+
+def stratified_pairs(treated: Floats, control: Floats, strata: Ints) -> Estimate:
+    """The same over pairs: sum over strata of (N_s / N) times the mean difference within pairs.
+
+    Args:
+        treated, control: outcomes of the pairs [n].
+        strata: number of each pair's stratum [n].
+    """
+    groups = [strata == s for s in np.unique(strata)]
+    whole = [group for group in groups if group.sum() >= 2]
+    if not whole:
+        return nothing(len(treated), "no stratum has two pairs")
+    inside = np.logical_or.reduce(whole)
+    n = int(inside.sum())
+    differences = treated - control
+    effect, mean = float(differences[inside].mean()), float(control[inside].mean())
+    share = effect / mean if mean > 0.0 else math.nan
+    variances, residual, degrees = [], 0.0, []
+    for group in whole:
+        size = int(group.sum())
+        weight = size / n / n  # (size / n)^2 / size
+        variances.append(weight * float(differences[group].var(ddof=1)))
+        residual += weight * float((differences - share * control)[group].var(ddof=1))
+        degrees.append(size - 1)
+    error = math.sqrt(sum(variances))
+    relative_error = math.sqrt(residual) / mean if mean > 0.0 else math.nan
+    found = students(effect, error, welch(variances, degrees), n, n, mean, relative_error)
+    left_out = len(groups) - len(whole)
+    return found.noted(f"{left_out} strata with one pair left out") if left_out else found
