@@ -21,6 +21,7 @@ from kvrelay.bench.audit.data_errors import BadValue, MissingColumns, TooLittleD
 from kvrelay.bench.audit.schema import KINDS, OUTCOMES, REQUIRED, SIGNED, STRATUM, Design, Kind
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Labels = NDArray[np.str_]
 Column = Floats | Bools | Labels
@@ -176,7 +177,7 @@ def expected_shares(data: Data) -> dict[str, float]:
     return {name: mean / total for name, mean in means.items()}
 
 
-def codes(labels: Labels) -> NDArray[np.int64]:
+def codes(labels: Labels) -> Ints:
     """Labels as numbers from zero."""
     return np.unique(labels, return_inverse=True)[1].astype(np.int64).reshape(-1)
 

@@ -68,7 +68,7 @@ _NUMBER = (
     *COVARIATES,
     *OUTCOMES,
 )
-_FLAG = ("completed", "failed")
+_FLAG = ("completed", "failed", "warm_up", "not_quiet")
 
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(_TEXT, Kind.TEXT),

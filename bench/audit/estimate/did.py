@@ -9,14 +9,17 @@ enabled: the order is drawn.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints
-from kvrelay.bench.audit.estimate.neyman import nothing
+from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints, students
+from kvrelay.bench.audit.estimate.neyman import difference, nothing
 from kvrelay.bench.audit.estimate.randomisation import infer
 
 DRAWS = 1999
+# With four replicas there are 24 orders: the fewest of which one in twenty can be told.
+_FEW = 4
 
 
 def panel(y: Floats, treated: Bools, unit: Ints, period: Ints) -> tuple[Floats, Floats] | None:
@@ -46,8 +49,13 @@ def staggered(means: Floats, enabled: Floats, seed: int) -> Estimate:
         means: of the outcome [units, periods].
         enabled: 0 or 1 [units, periods].
         seed: of the orders.
+
+    With fewer than four replicas no order could be told from chance. Then those enabled at the same
+    time are compared with those that never were, before and after, periods being independent.
     """
     n = means.size
+    if len(means) < _FEW:
+        return _before_and_after(means, enabled)
     rng = np.random.default_rng(seed)
     orders = np.array([rng.permutation(len(means)) for _ in range(DRAWS)])
     observed = _within(enabled[None])[0]
@@ -67,11 +75,22 @@ def staggered(means: Floats, enabled: Floats, seed: int) -> Estimate:
     return Estimate(effect, low, high, p, n, len(means), mean)
 
 
+def _before_and_after(means: Floats, enabled: Floats) -> Estimate:
+    """Difference between enabled and other replicas, after less before, over periods."""
+    ever = enabled.any(axis=1)
+    if ever.all() or not ever.any() or (enabled[ever] != enabled[ever][0]).any():
+        return nothing(means.size, "fewer than four replicas, not enabled at one time")
+    apart = means[ever].mean(axis=0) - means[~ever].mean(axis=0)
+    after = enabled[ever][0] > 0.0
+    found = difference(apart, after)
+    words = "over periods, taken to be independent: too few replicas"
+    level = float(means[ever][:, ~after].mean()) if (~after).any() else math.nan
+    return replace(found, control_mean=level, relative_error=math.nan, note=words)
+
+
 def trend_before(means: Floats, enabled: Floats) -> Estimate:
     """By how much replicas enabled early already moved apart from late ones, per period, before
     any was enabled: zero if they are comparable."""
-    from kvrelay.bench.audit.estimate.base import students
-
     first = int(np.argmax(enabled.any(axis=0)))
     if first < 2:
         return nothing(means.size, "fewer than two periods before the first was enabled")

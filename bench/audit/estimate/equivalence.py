@@ -64,12 +64,7 @@ def _tested(differences: Floats, margin: float, one_sided: bool) -> Equivalence:
         return Equivalence(mean, -math.inf, math.inf, margin, 1.0, n)
     mean = float(differences.mean())
     if not float(differences.std()) > 0.0:
-        # All alike, as when every answer is the same: the interval is that one value, and how
-        # sure that is follows from n alone. With n alike, a share of other ones above
-        # 1 - 0.05^(1/n) would have shown itself with 95 % probability.
-        inside = mean > -margin and (one_sided or mean < margin)
-        unseen = 1.0 - 0.05 ** (1.0 / n)
-        return Equivalence(mean, mean, mean, margin, 0.0 if inside and unseen < 1.0 else 1.0, n)
+        return _alike(mean, margin, n, one_sided)
     described = DescrStatsW(differences)
     low, high = described.tconfint_mean(alpha=0.10)
     if one_sided:
@@ -77,3 +72,17 @@ def _tested(differences: Floats, margin: float, one_sided: bool) -> Equivalence:
     else:
         p = float(described.ttost_mean(-margin, margin)[0])
     return Equivalence(mean, float(low), float(high), margin, p, n)
+
+
+def _alike(mean: float, margin: float, n: int, one_sided: bool) -> Equivalence:
+    """All differences are one value, as when every answer is the same: Student has nothing to say.
+
+    A share q of pairs that differ shows itself among n with a chance of 1 - (1 - q)^n. Measures of
+    quality differ by at most 1, so a mean that is off by as much as the margin needs a share of
+    at least that.
+    """
+    unseen = 1.0 - 0.05 ** (1.0 / n)
+    slack = margin + (mean if one_sided else -abs(mean))
+    p = (1.0 - min(slack, 1.0)) ** n if slack > 0.0 else 1.0
+    return Equivalence(mean, mean - unseen, mean + unseen, margin, p, n)
+

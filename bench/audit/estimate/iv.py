@@ -14,6 +14,7 @@ import numpy as np
 
 from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints, count, students
 from kvrelay.bench.audit.estimate.neyman import nothing
+from kvrelay.bench.audit.estimate.regression import clustered_mean
 
 # Below this F of the first stage the interval is not to be trusted (Staiger and Stock 1997).
 _WEAK_F = 10.0
@@ -60,3 +61,22 @@ def _fit(y: Floats, d: Floats, z: Floats, sessions: Ints | None) -> tuple[float,
     else:
         fit = model.fit(cov_type="clustered", clusters=sessions, debiased=True)
     return float(fit.params.iloc[-1]), float(fit.std_errors.iloc[-1])
+
+
+def complier_pairs(differences: Floats, completed: Floats) -> Estimate:
+    """The same within pairs: mean difference over the share that completed.
+
+    Args:
+        differences: outcome under the arm less that under the control [pairs].
+        completed: completion under the arm less that under the control [pairs].
+
+    The error is by the delta method: with tau the ratio, that of the mean of d - tau c over the
+    mean of c.
+    """
+    n = len(differences)
+    share = float(completed.mean()) if n else 0.0
+    if n < 2 or share <= 0.0:
+        return nothing(n, "no pair in which the relay completed")
+    effect = float(differences.mean()) / share
+    error, degrees = clustered_mean(differences - effect * completed, None)
+    return students(effect, error / share, degrees, n, n).noted(f"{share:.1%} completed")

@@ -8,6 +8,7 @@ consecutive blocks were drawn together, and the inference draws them so again.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -17,19 +18,15 @@ from kvrelay.bench.audit.estimate.randomisation import infer
 
 BURN_IN = 0.2
 DRAWS = 1999
-_ENUMERATE_UP_TO = 12  # groups: 4,096 assignments
+_ENUMERATE_UP_TO = 12  # pairs: 4,096 assignments
 
 
-def after_burn_in(time_s: Floats, block: Ints, share: float = BURN_IN) -> Bools:
-    """Rows that arrived after the first share of their block's time.
-
-    The block of some rows begins with its first arrival and ends with its last.
-    """
-    kept = np.zeros(len(time_s), np.bool_)
+def after_burn_in(block: Ints, share: float = BURN_IN) -> Bools:
+    """Rows after the first share of the requests of their block; rows are in order of arrival."""
+    kept = np.zeros(len(block), np.bool_)
     for number in np.unique(block):
-        rows = block == number
-        first, last = time_s[rows].min(), time_s[rows].max()
-        kept[rows] = time_s[rows] >= first + share * (last - first)
+        rows = np.flatnonzero(block == number)
+        kept[rows[math.ceil(share * len(rows)) :]] = True
     return kept
 
 
@@ -44,8 +41,8 @@ def block_means(y: Floats, treated: Bools, block: Ints) -> tuple[Floats, Bools]:
 def switchback(means: Floats, arms: Bools, seed: int) -> Estimate:
     """Difference of the means of blocks, with randomisation inference.
 
-    How arms were drawn is read off them: in fours (ABBA or BAAB), in pairs (AB or BA), or a fixed
-    number of blocks anywhere.
+    How arms were drawn is read off them: if every two consecutive blocks have both, a coin was
+    thrown for each two; else that many blocks were chosen anywhere.
 
     Args:
         means: mean outcome of each block, in time order [m].
@@ -73,29 +70,22 @@ def weights(arms: Floats) -> Floats:
 
 def assignments(arms: Bools, seed: int) -> tuple[str, Floats]:
     """Which scheme the arms follow, and other assignments by it [k, m]."""
-    for size, words in ((4, "drawn in fours"), (2, "drawn in pairs")):
-        if _in_groups(arms, size):
-            return words, _flipped(arms, size, seed)
+    if _in_pairs(arms):
+        return "drawn in pairs", _flipped(arms, seed)
     rng = np.random.default_rng(seed)
     drawn = rng.permuted(np.tile(arms.astype(np.float64), (DRAWS, 1)), axis=1)
     return "drawn anywhere", drawn
 
 
-def _in_groups(arms: Bools, size: int) -> bool:
-    if len(arms) % size or len(arms) < 2 * size:
-        return False
-    groups = arms.reshape(-1, size)
-    if size == 2:
-        return bool((groups[:, 0] != groups[:, 1]).all())
-    mirrored = (groups[:, 0] == groups[:, 3]) & (groups[:, 1] == groups[:, 2])
-    return bool((mirrored & (groups[:, 0] != groups[:, 1])).all())
+def _in_pairs(arms: Bools) -> bool:
+    return len(arms) % 2 == 0 and bool((arms[::2] != arms[1::2]).all())
 
 
-def _flipped(arms: Bools, size: int, seed: int) -> Floats:
-    """The arms with the groups' orders drawn anew; all combinations but the real one if few."""
-    groups = len(arms) // size
-    if groups <= _ENUMERATE_UP_TO:
-        flips = np.array(list(itertools.product((False, True), repeat=groups)))[1:]
+def _flipped(arms: Bools, seed: int) -> Floats:
+    """The arms with the coins thrown anew; all other outcomes of the coins if they are few."""
+    pairs = len(arms) // 2
+    if pairs <= _ENUMERATE_UP_TO:
+        flips = np.array(list(itertools.product((False, True), repeat=pairs)))[1:]
     else:
-        flips = np.random.default_rng(seed).random((DRAWS, groups)) < 0.5
-    return (arms[None, :] ^ np.repeat(flips, size, axis=1)).astype(np.float64)
+        flips = np.random.default_rng(seed).random((DRAWS, pairs)) < 0.5
+    return (arms[None, :] ^ np.repeat(flips, 2, axis=1)).astype(np.float64)
