@@ -47,7 +47,7 @@ def analyze(
         "saturation": sections.saturation_rows(left, settings),
         "direct_against_global": sections.direct_against_global(found, settings),
         "quality": sections.quality(left, settings),
-        "checks": [_check(each) for each in checks(data, left, settings)],
+        "checks": [_check(each) for each in checks(left, settings)],
         "identification": [
             {"words": words, "holds": holds} for words, holds in identification()
         ],
@@ -71,17 +71,10 @@ def exclude(data: Data, settings: Settings) -> tuple[Data, dict[str, int]]:
     return left, counts
 
 
-def checks(data: Data, left: Data, settings: Settings) -> list[look.Check]:
-    """All checks that the data allow.
-
-    Args:
-        data: every row: what is lost from one arm is looked for among them.
-        left: rows after exclusions.
-        settings: of the plan.
-    """
+def checks(left: Data, settings: Settings) -> list[look.Check]:
+    """All checks that the rows that are left after exclusions allow."""
     outcome, control = settings.primary[0], settings.control
     known = left.where(look.data_has(left, outcome))
-    # Shares are those among rows that are analysed: failing more often is a way to be lost.
     found = [
         look.sample_ratio(left),
         look.a_a(left, outcome),
@@ -91,7 +84,6 @@ def checks(data: Data, left: Data, settings: Settings) -> list[look.Check]:
     arms = sorted(set(left.text("arm").tolist()) - {control})
     relay = "relay" if "relay" in arms else arms[0]
     found.append(look.negative_control(left, outcome, control, relay))
-    # Strictly one row for each request: the control of a pair is repeated for no arm.
     only = known.where(known.text("arm") == control)
     found.append(look.placebo(only.number(outcome), look.strata_codes(only), settings.seed))
     found.append(_random_cause(known, relay, settings))

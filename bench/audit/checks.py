@@ -44,8 +44,8 @@ class Check:
 def sample_ratio(data: Data) -> Check | None:
     """Whether the arms have the shares that they were assigned, by chi-squared.
 
-    Counts requests that were drawn one by one, and sessions where those were drawn. To be given
-    every row, failed ones too: rows that are lost from one arm are what is looked for.
+    Counts requests that were drawn one by one, and sessions where those were drawn, among the rows
+    that are analysed: failing more often is one way to be lost from an arm.
 
     Source: Fabijan et al., KDD 2019 (sample ratio mismatch).
     """

@@ -57,7 +57,7 @@ def staggered(means: Floats, enabled: Floats, seed: int) -> Estimate:
     if len(means) < _FEW:
         return _before_and_after(means, enabled)
     rng = np.random.default_rng(seed)
-    orders = np.array([rng.permutation(len(means)) for _ in range(DRAWS)])
+    orders = rng.permuted(np.tile(np.arange(len(means)), (DRAWS, 1)), axis=1)
     observed = _within(enabled[None])[0]
     strength = float((observed * enabled).sum())
     if strength <= 0.0:
