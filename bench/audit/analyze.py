@@ -83,7 +83,11 @@ def checks(left: Data, settings: Settings) -> list[look.Check]:
     ]
     arms = sorted(set(left.text("arm").tolist()) - {control})
     relay = "relay" if "relay" in arms else arms[0]
-    found.append(look.negative_control(left, outcome, control, relay))
+    found += [
+        look.negative_control(left, outcome, control, relay),
+        look.nothing_shared(left, outcome, control, relay),
+        look.parallel_trends(left, outcome, control),
+    ]
     only = known.where(known.text("arm") == control)
     found.append(look.placebo(only.number(outcome), look.strata_codes(only), settings.seed))
     found.append(_random_cause(known, relay, settings))

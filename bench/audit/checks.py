@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvrelay.bench.audit.data import Bools, Data, Floats, Ints, codes, expected_shares
+from kvrelay.bench.audit.estimate import did
 from kvrelay.bench.audit.estimate.base import Estimate
 from kvrelay.bench.audit.estimate.cate import holm
 from kvrelay.bench.audit.estimate.neyman import difference, within_pairs
@@ -24,6 +25,7 @@ from kvrelay.bench.audit.schema import Design
 ALPHA = 0.01
 PLACEBOS = 400
 _PLACEBO_ALPHA = 0.05
+_MIN_PAIRS = 8
 # A random covariate moves a sound estimate by far less than its own uncertainty.
 _MOVED = 0.5
 # Spans come from several clocks' differences; and this share of rows has to keep to them.
@@ -124,10 +126,12 @@ def carry_over(data: Data, outcome: str, control: str) -> Check | None:
         pairs = match(data, arm, control)
         one, zero = pairs.outcome(outcome)
         known = np.isfinite(one - zero)
-        if int(known.sum()) >= 8:
+        if len(np.unique(pairs.first[known])) == 2 and int(known.sum()) >= _MIN_PAIRS:
             # Each pair over its own mean: strata with long prompts must not drown the others.
             scaled = ((one - zero) / ((one + zero) / 2.0))[known]
-            found[f"{arm}: order within pairs"] = difference(scaled, pairs.first[known])
+            none = np.empty((len(scaled), 0))
+            order = lin(scaled, pairs.first[known], none, pairs.sessions[known])
+            found[f"{arm}: order within pairs"] = order
     tested = {name: each for name, each in found.items() if each.p is not None}
     if not tested:
         return None
@@ -173,10 +177,39 @@ def negative_control(data: Data, outcome: str, control: str, arm: str) -> Check 
     if not np.array_equal(x[:, 0], columns[0]) or len(x) - x.shape[1] < 8:
         return None
     # Relative to the control, so that long prompts over slow links do not decide alone.
-    slope, error, degrees = cr2(((one - zero) / zero)[known], x, np.arange(len(x)), 0)
+    slope, error, degrees = cr2(((one - zero) / zero)[known], x, pairs.sessions[known], 0)
     p = _p_of(slope, error, degrees)
     words = f"{slope:+.3f} of TTFT per unit of cosine, given the shared prefix"
     return Check("negative_control", p >= ALPHA, slope, p, words)
+
+
+def nothing_shared(data: Data, outcome: str, control: str, arm: str) -> Check | None:
+    """Whether relays of prompts that share nothing save nothing: they can only cost a look-up."""
+    pairs = match(data, arm, control)
+    one, zero = pairs.outcome(outcome)
+    rows = np.isfinite(one - zero) & (pairs.covariate("shared_prefix_fraction") == 0.0)
+    if len(np.unique(pairs.sessions[rows])) < _MIN_PAIRS:
+        return None
+    found = within_pairs(one[rows], zero[rows], pairs.sessions[rows])
+    if found.p is None:
+        return None
+    share = found.relative()[0]
+    wrong = found.estimate < 0.0 and found.p < ALPHA
+    words = f"without a shared prefix {outcome} changes by {share:+.1%}, {int(rows.sum())} pairs"
+    return Check("nothing_shared", not wrong, found.estimate, found.p, words)
+
+
+def parallel_trends(data: Data, outcome: str, control: str) -> Check | None:
+    """Whether replicas that were enabled early moved like the others before any was."""
+    rows = data.where((data.text("design") == Design.STAGGERED) & data_has(data, outcome, "block"))
+    if not len(rows):
+        return None
+    treated, period = rows.text("arm") != control, rows.number("block").astype(np.int64)
+    cells = did.panel(rows.number(outcome), treated, codes(rows.text("unit")), period)
+    found = did.trend_before(*cells) if cells is not None else None
+    if found is None or found.p is None:
+        return None
+    return _from_estimate("parallel_trends", found, "early less late replicas, per period")
 
 
 def placebo(y: Floats, strata: Ints, seed: int) -> Check | None:

@@ -147,16 +147,18 @@ def _paired(data: Data, arm: str, outcome: str, settings: Settings) -> Iterator[
         if int(rows.sum()) >= MIN_PAIRS:
             found = neyman.within_pairs(one[rows], zero[rows], pairs.sessions[rows])
             yield new("direct", "neyman", found, label)
-    yield new("direct", "stratified", strat.stratified_pairs(one, zero, codes(pairs.strata)))
+    whole = strat.stratified_pairs(one, zero, codes(pairs.strata), pairs.sessions)
+    yield new("direct", "stratified", whole)
     if outcome not in settings.primary:
         return
     treated = np.repeat([True, False], len(pairs))
-    clusters = np.tile(np.arange(len(pairs)), 2)
+    clusters = np.tile(pairs.sessions, 2)
     yield from _quantiles(np.concatenate([one, zero]), treated, clusters, settings)
     if data.has("completed"):
         done, before = pairs.outcome("completed")
         if float((done - before).mean()) < 1.0:
-            yield new("complier", "iv", iv.complier_pairs(one - zero, done - before))
+            found = iv.complier_pairs(one - zero, done - before, pairs.sessions)
+            yield new("complier", "iv", found)
 
 
 def _randomised(data: Data, arm: str, outcome: str, settings: Settings) -> Iterator[Effect]:

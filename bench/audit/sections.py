@@ -149,7 +149,9 @@ def observed(data: Data, settings: Settings) -> dict[str, Any] | None:
     naive = observational.naive(y, relayed)
     session = codes(log.text("session"))
     adjusted = observational.adjusted(y, relayed, x, settings.seed, session)
-    truth = stratified_pairs(one[known], zero[known], codes(pairs.strata[known]))
+    truth = stratified_pairs(
+        one[known], zero[known], codes(pairs.strata[known]), pairs.sessions[known]
+    )
     words = (
         f"By its own log relay changes {outcome} by {naive.estimate:+.3f} s, adjusted for what was "
         f"logged by {adjusted.estimate:+.3f} s; drawn by lot in the same strata it is "

@@ -135,7 +135,8 @@ def paired_stratum(data: Data, seed: int) -> Estimate:
 def paired(data: Data, seed: int) -> Estimate:
     """Differences within pairs over strata."""
     pairs = match(data, RELAY, CONTROL)
-    return stratified.stratified_pairs(*pairs.outcome("ttft_s"), codes(pairs.strata))
+    one, zero = pairs.outcome("ttft_s")
+    return stratified.stratified_pairs(one, zero, codes(pairs.strata), pairs.sessions)
 
 
 def difference(data: Data, seed: int) -> Estimate:

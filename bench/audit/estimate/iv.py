@@ -63,12 +63,13 @@ def _fit(y: Floats, d: Floats, z: Floats, sessions: Ints | None) -> tuple[float,
     return float(fit.params.iloc[-1]), float(fit.std_errors.iloc[-1])
 
 
-def complier_pairs(differences: Floats, completed: Floats) -> Estimate:
+def complier_pairs(differences: Floats, completed: Floats, sessions: Ints) -> Estimate:
     """The same within pairs: mean difference over the share that completed.
 
     Args:
         differences: outcome under the arm less that under the control [pairs].
         completed: completion under the arm less that under the control [pairs].
+        sessions: number of each pair's session [pairs].
 
     The error is by the delta method: with tau the ratio, that of the mean of d - tau c over the
     mean of c.
@@ -78,5 +79,7 @@ def complier_pairs(differences: Floats, completed: Floats) -> Estimate:
     if n < 2 or share <= 0.0:
         return nothing(n, "no pair in which the relay completed")
     effect = float(differences.mean()) / share
-    error, degrees = clustered_mean(differences - effect * completed, None)
-    return students(effect, error / share, degrees, n, n).noted(f"{share:.1%} completed")
+    units = count(sessions, n)
+    clusters = sessions if units < n else None
+    error, degrees = clustered_mean(differences - effect * completed, clusters)
+    return students(effect, error / share, degrees, n, units).noted(f"{share:.1%} completed")

@@ -60,7 +60,7 @@ def within_pairs(treated: Floats, control: Floats, sessions: Ints | None = None)
     return students(effect, error, degrees, n, count(groups, n), mean, relative_error)
 
 
-def welch(variances: list[float], degrees: list[int]) -> float:
+def welch(variances: list[float], degrees: list[float]) -> float:
     """Degrees of freedom of a sum of estimated variances (Satterthwaite's approximation)."""
     total = sum(variances)
     parts = sum(v * v / d for v, d in zip(variances, degrees, strict=True) if d > 0)

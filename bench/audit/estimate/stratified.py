@@ -8,6 +8,7 @@ import numpy as np
 
 from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints, students
 from kvrelay.bench.audit.estimate.neyman import nothing, welch
+from kvrelay.bench.audit.estimate.regression import clustered_mean
 
 
 def stratified(y: Floats, treated: Bools, strata: Ints) -> Estimate:
@@ -30,7 +31,7 @@ def stratified(y: Floats, treated: Bools, strata: Ints) -> Estimate:
         return nothing(len(y), "no stratum has two rows in each arm")
     effect = mean = mean_variance = 0.0
     variances: list[float] = []
-    degrees: list[int] = []
+    degrees: list[float] = []
     for one, zero in whole:
         share = (len(one) + len(zero)) / total
         effect += share * float(one.mean() - zero.mean())
@@ -50,31 +51,41 @@ def stratified(y: Floats, treated: Bools, strata: Ints) -> Estimate:
     return found.noted(f"{left_out} strata without both arms left out") if left_out else found
 
 
-def stratified_pairs(treated: Floats, control: Floats, strata: Ints) -> Estimate:
+def stratified_pairs(
+    treated: Floats, control: Floats, strata: Ints, sessions: Ints
+) -> Estimate:
     """The same over pairs: sum over strata of (N_s / N) times the mean difference within pairs.
+
+    Pairs of one session are not independent: where there are such, a stratum's error is clustered.
 
     Args:
         treated, control: outcomes of the pairs [n].
         strata: number of each pair's stratum [n].
+        sessions: number of each pair's session [n].
     """
     groups = [strata == s for s in np.unique(strata)]
-    whole = [group for group in groups if group.sum() >= 2]
+    whole = [group for group in groups if len(np.unique(sessions[group])) >= 2]
     if not whole:
-        return nothing(len(treated), "no stratum has two pairs")
+        return nothing(len(treated), "no stratum has pairs of two sessions")
     inside = np.logical_or.reduce(whole)
     n = int(inside.sum())
     differences = treated - control
     effect, mean = float(differences[inside].mean()), float(control[inside].mean())
     share = effect / mean if mean > 0.0 else math.nan
-    variances, residual, degrees = [], 0.0, []
+    variances: list[float] = []
+    degrees: list[float] = []
+    residual = 0.0
     for group in whole:
-        size = int(group.sum())
-        weight = size / n / n  # (size / n)^2 / size
-        variances.append(weight * float(differences[group].var(ddof=1)))
-        residual += weight * float((differences - share * control)[group].var(ddof=1))
-        degrees.append(size - 1)
+        weight = (int(group.sum()) / n) ** 2
+        units = sessions[group]
+        clusters = units if len(np.unique(units)) < len(units) else None
+        error, freedom = clustered_mean(differences[group], clusters)
+        variances.append(weight * error * error)
+        degrees.append(freedom)
+        residual += weight * clustered_mean((differences - share * control)[group], clusters)[0] ** 2
     error = math.sqrt(sum(variances))
     relative_error = math.sqrt(residual) / mean if mean > 0.0 else math.nan
-    found = students(effect, error, welch(variances, degrees), n, n, mean, relative_error)
+    seen = len(np.unique(sessions[inside]))
+    found = students(effect, error, welch(variances, degrees), n, seen, mean, relative_error)
     left_out = len(groups) - len(whole)
-    return found.noted(f"{left_out} strata with one pair left out") if left_out else found
+    return found.noted(f"{left_out} strata with one session left out") if left_out else found

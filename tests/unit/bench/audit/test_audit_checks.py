@@ -177,3 +177,34 @@ def test_several_rows_of_a_pair_count_with_their_mean() -> None:
     one, zero = pairs.outcome("ttft_s")
     assert (one.tolist(), zero.tolist(), pairs.first.tolist()) == ([0.5], [2.0], [False])
     assert len(match(data, "policy", CONTROL)) == 0
+
+
+def test_prompts_that_share_nothing_must_not_gain() -> None:
+    data = simulate.paired(RNG(16), works=False).data
+    without = changed(data, shared_prefix_fraction=np.zeros(len(data)))
+    found = checks.nothing_shared(without, "ttft_s", CONTROL, "relay")
+    assert found is not None and found.passed
+    gains = np.where(data.text("arm") == "relay", 0.7, 1.0)
+    wrong = changed(without, ttft_s=data.number("ttft_s") * gains)
+    found = checks.nothing_shared(wrong, "ttft_s", CONTROL, "relay")
+    assert found is not None and not found.passed
+    assert checks.nothing_shared(data, "ttft_s", CONTROL, "relay") is None
+
+
+def test_replicas_that_moved_apart_before_are_found() -> None:
+    rng = RNG(17)
+    start = np.arange(4, 12)
+    unit, block = (each.reshape(-1) for each in np.indices((8, 14)))
+    level = 5.0 + rng.normal(0.0, 0.02, len(unit))
+    rows = {
+        "arm": np.where(block >= start[unit], "relay", CONTROL),
+        "design": np.full(len(unit), "staggered"),
+        "unit": unit.astype(np.str_),
+        "block": block.astype(np.float64),
+    }
+    sound = checks.parallel_trends(Data({**rows, "ttft_s": level}), "ttft_s", CONTROL)
+    assert sound is not None and sound.passed
+    apart = Data({**rows, "ttft_s": level + 0.05 * unit * block})
+    found = checks.parallel_trends(apart, "ttft_s", CONTROL)
+    assert found is not None and not found.passed
+    assert checks.parallel_trends(simulate.paired(rng).data, "ttft_s", CONTROL) is None

@@ -100,9 +100,22 @@ def test_stratified_pairs_take_out_differences_between_strata() -> None:
     strata = np.repeat([0, 1], 20)
     zero = np.full(40, 5.0)
     one = zero + np.where(strata == 0, -3.0, 1.0) + rng.normal(0.0, 0.1, 40)
-    pooled, apart = neyman.within_pairs(one, zero), stratified.stratified_pairs(one, zero, strata)
+    pooled = neyman.within_pairs(one, zero)
+    apart = stratified.stratified_pairs(one, zero, strata, np.arange(40))
     assert apart.estimate == pytest.approx(pooled.estimate)
     assert apart.high - apart.low < 0.1 * (pooled.high - pooled.low)
+
+
+def test_stratified_pairs_of_one_session_count_together() -> None:
+    rng = RNG(40)
+    zero = np.full(40, 5.0)
+    one = zero + np.repeat(rng.normal(size=10), 4)
+    sessions, strata = np.repeat(np.arange(10), 4), np.repeat([0, 1], 20)
+    found = stratified.stratified_pairs(one, zero, strata, sessions)
+    means, halves = (one - zero)[::4], np.repeat([0, 1], 5)
+    alone = stratified.stratified_pairs(means, np.zeros(10), halves, np.arange(10))
+    assert (found.low, found.high) == pytest.approx((alone.low, alone.high))
+    assert (found.n, found.sessions) == (40, 10)
 
 
 def test_hc2_without_covariates_is_neymans_variance() -> None:
@@ -213,7 +226,7 @@ def test_the_instrument_gives_walds_ratio() -> None:
 def test_the_instrument_within_pairs() -> None:
     rng = RNG(13)
     done = (np.arange(40) % 4 > 0).astype(np.float64)
-    found = iv.complier_pairs(-0.4 * done + rng.normal(0.0, 0.01, 40), done)
+    found = iv.complier_pairs(-0.4 * done + rng.normal(0.0, 0.01, 40), done, np.arange(40))
     assert found.estimate == pytest.approx(-0.4, abs=0.01)
     assert found.covers(-0.4)
 
