@@ -88,9 +88,10 @@ def a_a(data: Data, outcome: str) -> Check | None:
     """
     rows = data.where(data.text("design") == Design.AA)
     y, request, key = rows.number(outcome), rows.text("request"), rows.text("pair")
+    strata = rows.stratum()
     rows_of: dict[str, list[int]] = {}
     for index in np.flatnonzero(np.isfinite(y)).tolist():
-        rows_of.setdefault(f"{key[index]}\t{rows.stratum()[index]}", []).append(index)
+        rows_of.setdefault(f"{key[index]}\t{strata[index]}", []).append(index)
     arm = rows.text("arm")
     pairs = [
         sorted(found, key=lambda i: (arm[i], request[i]))

@@ -52,17 +52,6 @@ def complier(
     return found.noted("weak instrument") if first_stage < _WEAK_F else found
 
 
-def _fit(y: Floats, d: Floats, z: Floats, sessions: Ints | None) -> tuple[float, float]:
-    from linearmodels.iv import IV2SLS
-
-    model = IV2SLS(y, np.ones((len(y), 1)), d, z)
-    if sessions is None:
-        fit = model.fit(cov_type="robust", debiased=True)
-    else:
-        fit = model.fit(cov_type="clustered", clusters=sessions, debiased=True)
-    return float(fit.params.iloc[-1]), float(fit.std_errors.iloc[-1])
-
-
 def complier_pairs(differences: Floats, completed: Floats, sessions: Ints) -> Estimate:
     """The same within pairs: mean difference over the share that completed.
 
@@ -83,3 +72,14 @@ def complier_pairs(differences: Floats, completed: Floats, sessions: Ints) -> Es
     clusters = sessions if units < n else None
     error, degrees = clustered_mean(differences - effect * completed, clusters)
     return students(effect, error / share, degrees, n, units).noted(f"{share:.1%} completed")
+
+
+def _fit(y: Floats, d: Floats, z: Floats, sessions: Ints | None) -> tuple[float, float]:
+    from linearmodels.iv import IV2SLS
+
+    model = IV2SLS(y, np.ones((len(y), 1)), d, z)
+    if sessions is None:
+        fit = model.fit(cov_type="robust", debiased=True)
+    else:
+        fit = model.fit(cov_type="clustered", clusters=sessions, debiased=True)
+    return float(fit.params.iloc[-1]), float(fit.std_errors.iloc[-1])
