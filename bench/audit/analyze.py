@@ -48,9 +48,7 @@ def analyze(
         "direct_against_global": sections.direct_against_global(found, settings),
         "quality": sections.quality(left, settings),
         "checks": [_check(each) for each in checks(left, settings)],
-        "identification": [
-            {"words": words, "holds": holds} for words, holds in identification()
-        ],
+        "identification": [{"words": words, "holds": holds} for words, holds in identification()],
         "observational": sections.observed(left, settings),
         **empty,
         **(others or {}),

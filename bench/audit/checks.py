@@ -236,8 +236,9 @@ def placebo(y: Floats, strata: Ints, seed: int) -> Check | None:
     drawn = np.broadcast_to(centred, divided.shape)
     one = drawn[divided].reshape(PLACEBOS, -1)
     zero = drawn[~divided].reshape(PLACEBOS, -1)
-    significant = int((stats.ttest_ind(one, zero, axis=1, equal_var=False).pvalue
-                       < _PLACEBO_ALPHA).sum())
+    significant = int(
+        (stats.ttest_ind(one, zero, axis=1, equal_var=False).pvalue < _PLACEBO_ALPHA).sum()
+    )
     most = int(stats.binom.ppf(1.0 - ALPHA, PLACEBOS, _PLACEBO_ALPHA))
     words = f"{significant} of {PLACEBOS} placebo treatments significant at 5 %, at most {most}"
     return Check("placebo", significant <= most, significant / PLACEBOS, None, words)

@@ -104,9 +104,7 @@ class Data:
         return digest.hexdigest()
 
 
-def from_columns(
-    raw: Mapping[str, Sequence[Any]], names: Mapping[str, str] | None = None
-) -> Data:
+def from_columns(raw: Mapping[str, Sequence[Any]], names: Mapping[str, str] | None = None) -> Data:
     """Check columns of plain values and put the rows in order.
 
     Args:
@@ -307,12 +305,14 @@ def _in_order(columns: Mapping[str, Column]) -> dict[str, Column]:
     first = [name for name in ("time_s", "session", "request", "arm") if name in columns]
     keys = [columns[name] for name in first]
     # What is left of a tie is broken by every other column, so that the order is one.
-    keys += [np.nan_to_num(c, nan=-1.0) if c.dtype.kind == "f" else c
-             for _, c in sorted(columns.items())]
+    keys += [
+        np.nan_to_num(c, nan=-1.0) if c.dtype.kind == "f" else c for _, c in sorted(columns.items())
+    ]
     rows = list(zip(*(key.tolist() for key in keys), strict=True))
     order = np.array(sorted(range(len(rows)), key=rows.__getitem__), np.int64)
     return {name: column[order] for name, column in columns.items()}
 
 
 def _plain(values: Floats) -> Labels:
-    return np.array([f"{value:g}" if value == value else "" for value in values.tolist()], np.str_)
+    shown = ["" if math.isnan(value) else f"{value:g}" for value in values.tolist()]
+    return np.array(shown, np.str_)

@@ -173,7 +173,7 @@ def _randomised(data: Data, arm: str, outcome: str, settings: Settings) -> Itera
     x = covariates(data)
     yield new("direct", "lin_hc2", regression.lin(y, treated, x))
     probability = arm_probability(data, treated)
-    yield new("direct", "aipw", aipw.aipw(y, treated, probability, x, settings.seed))
+    yield new("direct", "aipw", aipw.aipw(y, treated, probability, x, seed=settings.seed))
     yield from _quantiles(y, treated, codes(data.text("session")), settings)
     yield from _complier(data, y, treated, settings, clustered=False)
 
@@ -195,7 +195,11 @@ def _sessions(data: Data, arm: str, outcome: str, settings: Settings) -> Iterato
     adjusted = regression.lin(y, treated, x, session).noted("CR2 by session")
     yield new("direct", "lin_hc2", adjusted)
     probability = arm_probability(data, treated)
-    yield new("direct", "aipw", aipw.aipw(y, treated, probability, x, settings.seed, session))
+    yield new(
+        "direct",
+        "aipw",
+        aipw.aipw(y, treated, probability, x, seed=settings.seed, sessions=session),
+    )
     yield from _quantiles(y, treated, session, settings)
     yield from _complier(data, y, treated, settings, clustered=True)
 
@@ -232,9 +236,7 @@ def _staggered(data: Data, arm: str, outcome: str, settings: Settings) -> Iterat
         yield _factory(settings)("direct", "did", did.staggered(*cells, settings.seed))
 
 
-def _quantiles(
-    y: Floats, treated: Bools, clusters: Any, settings: Settings
-) -> Iterator[Effect]:
+def _quantiles(y: Floats, treated: Bools, clusters: Any, settings: Settings) -> Iterator[Effect]:
     for name, share in QUANTILES.items():
         found = quantile.difference(y, treated, clusters, share, settings.seed)
         yield _factory(settings)("quantile", name, found)

@@ -1,4 +1,4 @@
-"""Sections of an analysis beside the effects: quality, saturation, direct against global, the log."""
+"""Sections of an analysis beside effects: quality, saturation, direct against global, the log."""
 
 from __future__ import annotations
 
@@ -160,8 +160,14 @@ def observed(data: Data, settings: Settings) -> dict[str, Any] | None:
     parts = {"naive": naive, "adjusted": adjusted, "randomised": truth}
     found: dict[str, Any] = {
         name: Effect(
-            "direct", "observational", Design.PAIRED if name == "randomised" else "log",
-            outcome, RELAY, settings.control, None, each,
+            "direct",
+            "observational",
+            Design.PAIRED if name == "randomised" else "log",
+            outcome,
+            RELAY,
+            settings.control,
+            None,
+            each,
         ).to_dict()
         for name, each in parts.items()
     }

@@ -73,6 +73,7 @@ def paired(rng: np.random.Generator, pairs: int = 16, works: bool = True) -> Wor
 def randomised(
     rng: np.random.Generator,
     n: int = 480,
+    *,
     fixed: bool = False,
     uneven: bool = False,
     works: bool = True,
@@ -172,7 +173,9 @@ def staggered(rng: np.random.Generator, units: int = 8, periods: int = 10) -> Wo
     slow = rng.normal(0.0, 0.2, units)[unit]
     drift = np.cumsum(rng.normal(0.0, 0.05, periods))[period]
     noise = _autoregressive(rng, (units, periods), 0.05).reshape(-1)
-    unit, period, level = (np.repeat(each, 4) for each in (unit, period, 1.5 + slow + drift + noise))
+    unit, period, level = (
+        np.repeat(each, 4) for each in (unit, period, 1.5 + slow + drift + noise)
+    )
     treated = period >= start[unit]
     ttft_s = level - 0.3 * treated + rng.normal(0.0, 0.1, len(level))
     rows = _rows(
@@ -193,7 +196,11 @@ GLOBAL_S = DIRECT_S + CONGESTION_S
 
 
 def switchback(
-    rng: np.random.Generator, pairs: int = 12, size: int = 24, works: bool = True, carry: float = 0.0
+    rng: np.random.Generator,
+    pairs: int = 12,
+    size: int = 24,
+    works: bool = True,
+    carry: float = 0.0,
 ) -> World:
     """Blocks in pairs, a coin deciding which of the two relays; a shared link.
 
@@ -207,7 +214,7 @@ def switchback(
     """
     coins = rng.random(pairs) < 0.5
     share = np.column_stack([coins, ~coins]).reshape(-1).astype(np.float64)
-    return _shared_link(rng, Design.SWITCHBACK, share, size, works, carry)
+    return _shared_link(rng, Design.SWITCHBACK, share, size, works=works, carry=carry)
 
 
 def saturation(rng: np.random.Generator, blocks: int = 6, size: int = 24) -> World:
@@ -267,7 +274,7 @@ def together(worlds: list[World]) -> Data:
                 plain = [None if v in (None, "") else f"{number}.{v}" for v in plain]
             if name == "time_s":
                 plain = [100_000.0 * number + v for v in plain]
-            columns[name] += [None if v != v else v for v in plain]
+            columns[name] += [None if isinstance(v, float) and math.isnan(v) else v for v in plain]
     return from_columns(columns)
 
 
@@ -276,6 +283,7 @@ def _shared_link(
     design: Design,
     share: Floats,
     size: int,
+    *,
     works: bool,
     carry: float,
 ) -> World:

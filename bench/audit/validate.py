@@ -72,7 +72,9 @@ def coverage(trials: Sequence[Trial], draws: int, seed: int) -> list[Row]:
     """How often each interval holds the truth; draw i of a trial has the seed [seed, trial, i]."""
     rows = []
     for place, trial in enumerate(trials):
-        found: dict[str, list[tuple[float, float, float, float]]] = {n: [] for n in trial.estimators}
+        found: dict[str, list[tuple[float, float, float, float]]] = {
+            n: [] for n in trial.estimators
+        }
         for draw in range(draws):
             world = trial.make(np.random.default_rng([seed, place, draw]))
             for name, (estimand, estimator) in trial.estimators.items():
@@ -162,7 +164,7 @@ def adjusted_clustered(data: Data, seed: int) -> Estimate:
 def doubly_robust(data: Data, seed: int) -> Estimate:
     """AIPW with known propensities."""
     treated = _treated(data)
-    return aipw.aipw(_y(data), treated, arm_probability(data, treated), covariates(data), seed)
+    return aipw.aipw(_y(data), treated, arm_probability(data, treated), covariates(data), seed=seed)
 
 
 def one_stratum(data: Data, seed: int) -> Estimate:

@@ -1,9 +1,9 @@
 """The joint verdict of a stratum: relay pays where it is faster and costs nothing else.
 
-    pays            lower latency (Holm) and throughput not lower by the margin, at equal memory
-    costs           higher latency (Holm), or throughput lower by more than the margin
-    no_difference   the whole interval of latency within its margin, throughput not lower
-    undecided       everything else; an effect that was not measured decides nothing
+pays            lower latency (Holm) and throughput not lower by the margin, at equal memory
+costs           higher latency (Holm), or throughput lower by more than the margin
+no_difference   the whole interval of latency within its margin, throughput not lower
+undecided       everything else; an effect that was not measured decides nothing
 """
 
 from __future__ import annotations

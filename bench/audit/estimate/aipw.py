@@ -18,6 +18,7 @@ def aipw(
     treated: Bools,
     probability: Floats,
     covariates: Floats,
+    *,
     seed: int,
     sessions: Ints | None = None,
 ) -> Estimate:
@@ -61,7 +62,9 @@ def aipw(
     if mean > 0.0:
         relative_error = clustered_mean(scores - effect / mean * scores0, clusters)[0] / mean
     units_seen = count(clusters, n)
-    found = students(effect, error, degrees, n, units_seen, mean, relative_error)
+    found = students(
+        effect, error, degrees, n, units_seen, control_mean=mean, relative_error=relative_error
+    )
     rarest = float(np.minimum(e, 1.0 - e).min())
     return found.noted(f"an arm had probability {rarest:.3g}") if rarest < _RARE else found
 

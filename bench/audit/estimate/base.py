@@ -75,6 +75,7 @@ def students(
     degrees: float,
     n: int,
     sessions: int,
+    *,
     control_mean: float = math.nan,
     relative_error: float = math.nan,
 ) -> Estimate:
@@ -89,9 +90,7 @@ def students(
     reach = quantile_t(degrees) * error
     p = float(2.0 * stats.t.sf(abs(estimate / error), degrees))
     low, high = estimate - reach, estimate + reach
-    return Estimate(
-        estimate, low, high, p, n, sessions, control_mean, relative_error, degrees
-    )
+    return Estimate(estimate, low, high, p, n, sessions, control_mean, relative_error, degrees)
 
 
 def quantile_t(degrees: float, level: float = LEVEL) -> float:

@@ -85,4 +85,3 @@ def _alike(mean: float, margin: float, n: int, one_sided: bool) -> Equivalence:
     slack = margin + (mean if one_sided else -abs(mean))
     p = (1.0 - min(slack, 1.0)) ** n if slack > 0.0 else 1.0
     return Equivalence(mean, mean - unseen, mean + unseen, margin, p, n)
-

@@ -43,10 +43,8 @@ def complier(
     effect, error = _fit(y, d, z, sessions)
     units = count(sessions, n)
     mean = float(y[~assigned].mean())
-    found = students(effect, error, units - 2, n, units, mean)
-    variance = sum(
-        s * (1 - s) / int(m.sum()) for s, m in ((share1, assigned), (share0, ~assigned))
-    )
+    found = students(effect, error, units - 2, n, units, control_mean=mean)
+    variance = sum(s * (1 - s) / int(m.sum()) for s, m in ((share1, assigned), (share0, ~assigned)))
     first_stage = (share1 - share0) ** 2 / variance if variance > 0.0 else math.inf
     found = found.noted(f"{share1:.1%} of the assigned completed, {share0:.1%} of the others")
     return found.noted("weak instrument") if first_stage < _WEAK_F else found

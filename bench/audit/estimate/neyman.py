@@ -32,7 +32,9 @@ def difference(y: Floats, treated: Bools) -> Estimate:
         # d(one/zero - 1) = d one / zero - one d zero / zero^2
         relative_error = math.sqrt(v1 + v0 * (float(one.mean()) / mean) ** 2) / mean
     error = math.sqrt(v1 + v0)
-    return students(effect, error, degrees, len(y), len(y), mean, relative_error)
+    return students(
+        effect, error, degrees, len(y), len(y), control_mean=mean, relative_error=relative_error
+    )
 
 
 def within_pairs(treated: Floats, control: Floats, sessions: Ints | None = None) -> Estimate:
@@ -57,7 +59,15 @@ def within_pairs(treated: Floats, control: Floats, sessions: Ints | None = None)
         share = float(differences.mean()) / mean
         relative_error = clustered_mean(differences - share * control, groups)[0] / mean
     effect = float(differences.mean())
-    return students(effect, error, degrees, n, count(groups, n), mean, relative_error)
+    return students(
+        effect,
+        error,
+        degrees,
+        n,
+        count(groups, n),
+        control_mean=mean,
+        relative_error=relative_error,
+    )
 
 
 def welch(variances: list[float], degrees: list[float]) -> float:

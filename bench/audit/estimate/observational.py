@@ -47,7 +47,7 @@ def adjusted(
     if min(int(relayed.sum()), int((~relayed).sum())) < _MIN_ROWS:
         return nothing(n, f"fewer than {_MIN_ROWS} rows of a decision")
     probability = _propensity(relayed, covariates)
-    found = aipw(y, relayed, probability, covariates, seed, sessions)
+    found = aipw(y, relayed, probability, covariates, seed=seed, sessions=sessions)
     without = float(((probability <= _CLIP) | (probability >= 1.0 - _CLIP)).mean())
     return found.noted(f"{without:.1%} of rows without overlap") if without else found
 

@@ -21,7 +21,13 @@ MIN_BEYOND = 5
 
 
 def difference(
-    y: Floats, treated: Bools, clusters: Ints, share: float, seed: int, draws: int = DRAWS
+    y: Floats,
+    treated: Bools,
+    clusters: Ints,
+    share: float,
+    seed: int,
+    *,
+    draws: int = DRAWS,
 ) -> Estimate:
     """Quantile of the treated minus quantile of the others, with the percentile interval.
 
@@ -90,6 +96,6 @@ def _quantiles(y: Floats, weights: NDArray[np.float32], share: float) -> Floats:
     order = np.argsort(y, kind="stable")
     reached = np.cumsum(weights[:, order], axis=1)
     total = reached[:, -1:]
-    # A thousandth of a row of slack: sums of float32 whole numbers are exact, share times total is not.
+    # A thousandth of a row of slack: sums of whole float32 are exact, share times total is not.
     place = (reached < share * total - 1e-3).sum(axis=1)
     return y[order][np.minimum(place, len(y) - 1)]

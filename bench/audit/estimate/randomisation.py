@@ -6,7 +6,7 @@ they would have been under any assignment, so tau is rejected if the statistic i
 nearly all those of other assignments. The interval is what is not rejected. Exact for any noise,
 drift or dependence, as long as the assignments are drawn as the experiment drew them.
 
-Source: Fisher, The Design of Experiments, 1935; Imbens and Rubin, Causal Inference, 2015, chapter 5.
+Source: Fisher, The Design of Experiments, 1935; Imbens and Rubin, Causal Inference, 2015, ch. 5.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvrelay.bench.audit.estimate.base import ALPHA, Floats
 _EXACT = 1e-9
 
 
-def infer(y: Floats, treatment: Floats, observed: Floats, others: Floats) -> tuple[
-    float, float, float, float
-]:
+def infer(
+    y: Floats, treatment: Floats, observed: Floats, others: Floats
+) -> tuple[float, float, float, float]:
     """Estimate, low, high and p of an effect that is the same for every unit.
 
     Args:

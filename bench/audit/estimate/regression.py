@@ -12,9 +12,7 @@ from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints, cou
 _COLLINEAR = 1e-8
 
 
-def lin(
-    y: Floats, treated: Bools, covariates: Floats, sessions: Ints | None = None
-) -> Estimate:
+def lin(y: Floats, treated: Bools, covariates: Floats, sessions: Ints | None = None) -> Estimate:
     """The effect, adjusted for what was known before: centred covariates, and their products with
     the treatment, so that the adjustment is never worse than none in large samples.
 
@@ -37,7 +35,7 @@ def lin(
     else:
         effect, error, degrees = cr2(y, x, sessions, 1)
         level = float(np.linalg.lstsq(x, y, rcond=None)[0][0])
-    return students(effect, error, degrees, n, sizes, level)
+    return students(effect, error, degrees, n, sizes, control_mean=level)
 
 
 def design_matrix(treated: Bools, covariates: Floats) -> Floats:

@@ -37,9 +37,7 @@ def doses(y: Floats, treated: Bools, share: Floats, block: Ints) -> list[Dose]:
     found = []
     for each in np.unique(share).tolist():
         rows = share == each
-        means = [
-            _mean(_block_means(y, rows & arm, block)) for arm in (~treated, treated)
-        ]
+        means = [_mean(_block_means(y, rows & arm, block)) for arm in (~treated, treated)]
         found.append(Dose(float(each), *means, len(np.unique(block[rows]))))
     return found
 
@@ -59,7 +57,7 @@ def spillover(y: Floats, treated: Bools, share: Floats, block: Ints) -> Estimate
     x = np.column_stack([np.ones(len(shares)), shares])
     slope, error, degrees = cr2(means, x, np.arange(len(means)), 1)
     none = means[shares == shares.min()]
-    return students(slope, error, degrees, len(means), len(means), float(none.mean()))
+    return students(slope, error, degrees, len(means), len(means), control_mean=float(none.mean()))
 
 
 def global_effect(y: Floats, share: Floats, block: Ints) -> Estimate:
@@ -80,7 +78,9 @@ def direct_effect(y: Floats, treated: Bools, share: Floats, block: Ints) -> Esti
     differences = np.array([one[b] - zero[b] for b in both])
     error, degrees = clustered_mean(differences, None)
     mean = float(np.mean([zero[b] for b in both]))
-    return students(float(differences.mean()), error, degrees, len(both), len(both), mean)
+    return students(
+        float(differences.mean()), error, degrees, len(both), len(both), control_mean=mean
+    )
 
 
 def _mean(means: Floats) -> Estimate:

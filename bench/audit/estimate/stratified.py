@@ -46,14 +46,20 @@ def stratified(y: Floats, treated: Bools, strata: Ints) -> Estimate:
         treated_variance = sum(variances) - mean_variance
         ratio = 1.0 + effect / mean
         relative_error = math.sqrt(treated_variance + ratio * ratio * mean_variance) / mean
-    found = students(effect, error, welch(variances, degrees), total, total, mean, relative_error)
+    found = students(
+        effect,
+        error,
+        welch(variances, degrees),
+        total,
+        total,
+        control_mean=mean,
+        relative_error=relative_error,
+    )
     left_out = len(cells) - len(whole)
     return found.noted(f"{left_out} strata without both arms left out") if left_out else found
 
 
-def stratified_pairs(
-    treated: Floats, control: Floats, strata: Ints, sessions: Ints
-) -> Estimate:
+def stratified_pairs(treated: Floats, control: Floats, strata: Ints, sessions: Ints) -> Estimate:
     """The same over pairs: sum over strata of (N_s / N) times the mean difference within pairs.
 
     Pairs of one session are not independent: where there are such, a stratum's error is clustered.
@@ -82,10 +88,20 @@ def stratified_pairs(
         error, freedom = clustered_mean(differences[group], clusters)
         variances.append(weight * error * error)
         degrees.append(freedom)
-        residual += weight * clustered_mean((differences - share * control)[group], clusters)[0] ** 2
+        residual += (
+            weight * clustered_mean((differences - share * control)[group], clusters)[0] ** 2
+        )
     error = math.sqrt(sum(variances))
     relative_error = math.sqrt(residual) / mean if mean > 0.0 else math.nan
     seen = len(np.unique(sessions[inside]))
-    found = students(effect, error, welch(variances, degrees), n, seen, mean, relative_error)
+    found = students(
+        effect,
+        error,
+        welch(variances, degrees),
+        n,
+        seen,
+        control_mean=mean,
+        relative_error=relative_error,
+    )
     left_out = len(groups) - len(whole)
     return found.noted(f"{left_out} strata with one session left out") if left_out else found

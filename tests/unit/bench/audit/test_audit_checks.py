@@ -112,7 +112,7 @@ def test_relays_move_something_and_controls_nothing() -> None:
 
 @pytest.mark.parametrize("by_cosine", [0.0, -0.4])
 def test_likeness_alone_must_not_help(by_cosine: float) -> None:
-    """Texts that share more are more alike too; only what cosine adds to that is held against it."""
+    """Texts that share more are more alike too; only what cosine adds to that counts."""
     rng = RNG(11)
     data = simulate.paired(rng, pairs=200, works=False).data
     pair = codes(data.text("pair"))

@@ -1,4 +1,4 @@
-"""Estimators in worlds of known truth: 200 draws, with bounds that a right one misses once in 1,000.
+"""Estimators in worlds of known truth: 200 draws, bounds that a right one misses once in 1,000.
 
 The 1,000 draws of `make validate` are committed as bench/results/validate.json.
 """
