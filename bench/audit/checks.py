@@ -14,7 +14,7 @@ import numpy as np
 
 from kvrelay.bench.audit.data import Bools, Data, Floats, Ints, codes, expected_shares
 from kvrelay.bench.audit.estimate import did
-from kvrelay.bench.audit.estimate.base import Estimate
+from kvrelay.bench.audit.estimate.base import Estimate, students
 from kvrelay.bench.audit.estimate.cate import holm
 from kvrelay.bench.audit.estimate.neyman import difference, within_pairs
 from kvrelay.bench.audit.estimate.regression import cr2, lin
@@ -305,7 +305,8 @@ def _lagged(y: Floats, treated: Bools, block: Ints) -> Estimate:
     # Arms that strictly alternate tell nothing: the one before is just the other one.
     if len(own) < 6 or np.linalg.matrix_rank(x) < 3:
         return difference(np.empty(0), np.empty(0, np.bool_))
-    return lin(means[1:], arms[:-1], own[:, None])
+    effect, error, degrees = cr2(means[1:], x, np.arange(len(own)), 1)
+    return students(effect, error, degrees, len(own), len(own))
 
 
 def _from_estimate(name: str, found: Estimate, words: str) -> Check:

@@ -294,23 +294,25 @@ def _guessed_design(columns: Mapping[str, Column]) -> Design:
         return Design.PAIRED
     if "block" in columns:
         return Design.SWITCHBACK
-    session, arm = columns["session"], columns["arm"]
-    under = len(np.unique(np.char.add(np.char.add(session, "\t"), arm)))
-    sessions = len(np.unique(session))
+    session, arm = columns["session"].tolist(), columns["arm"].tolist()
+    under, sessions = len(set(zip(session, arm, strict=True))), len(set(session))
     # Every session under one arm, and some with more than one request: arms came by session.
     return Design.SESSIONS if under == sessions < len(session) else Design.RANDOMISED
 
 
 def _in_order(columns: Mapping[str, Column]) -> dict[str, Column]:
     first = [name for name in ("time_s", "session", "request", "arm") if name in columns]
-    keys = [columns[name] for name in first]
     # What is left of a tie is broken by every other column, so that the order is one.
-    keys += [
-        np.nan_to_num(c, nan=-1.0) if c.dtype.kind == "f" else c for _, c in sorted(columns.items())
-    ]
-    rows = list(zip(*(key.tolist() for key in keys), strict=True))
+    names = [*first, *sorted(columns)]
+    keys = [_sortable(columns[name]) for name in names]
+    rows = list(zip(*keys, strict=True))
     order = np.array(sorted(range(len(rows)), key=rows.__getitem__), np.int64)
     return {name: column[order] for name, column in columns.items()}
+
+
+def _sortable(column: Column) -> list[Any]:
+    plain = np.nan_to_num(column, nan=-1.0) if column.dtype.kind == "f" else column
+    return list(plain.tolist())
 
 
 def _plain(values: Floats) -> Labels:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, cast
 
 import numpy as np
 
@@ -241,7 +242,7 @@ def logged(rng: np.random.Generator, n: int = 800) -> World:
 
     Long prompts take long whatever is done, so by the log alone relays look slow.
     """
-    tokens = rng.integers(1, 9, n) * 256.0
+    tokens = 256.0 * rng.integers(1, 9, n).astype(np.float64)
     in_flight = rng.integers(0, 4, n).astype(np.float64)
     wants = 0.004 * (tokens - 1152.0) - 0.8 * (in_flight - 1.5)
     relayed = rng.random(n) < np.clip(1.0 / (1.0 + np.exp(-0.5 * wants)), 0.05, 0.95)
@@ -265,11 +266,11 @@ def together(worlds: list[World]) -> Data:
     from kvrelay.bench.audit.data import from_columns
 
     names = sorted({name for world in worlds for name in world.data.columns})
-    columns: dict[str, list[object]] = {name: [] for name in names}
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for number, world in enumerate(worlds):
         for name in names:
             values = world.data.columns.get(name)
-            plain = [None] * len(world.data) if values is None else values.tolist()
+            plain: list[Any] = [None] * len(world.data) if values is None else values.tolist()
             if name in ("session", "request", "pair"):
                 plain = [None if v in (None, "") else f"{number}.{v}" for v in plain]
             if name == "time_s":
@@ -338,9 +339,11 @@ def _rows(
     merged["relayed_tokens"] = np.where(merged["completed"], _TOKENS[stratum], 0.0)
     merged["session"] = np.asarray(merged["session"]).astype(np.str_)
     by_time = np.argsort(np.asarray(merged["time_s"], np.float64), kind="stable")
-    arrays = {name: np.asarray(each)[by_time] for name, each in merged.items()}
-    numbers = {n: a.astype(np.float64) for n, a in arrays.items() if a.dtype.kind in "iu"}
-    return Data({**arrays, **numbers})
+    return Data({name: _column(each)[by_time] for name, each in merged.items()})
+
+
+def _column(values: Column | Ints) -> Column:
+    return values.astype(np.float64) if values.dtype.kind == "i" else cast(Column, values)
 
 
 def _lognormal(rng: np.random.Generator, sigma: float, size: int) -> Floats:

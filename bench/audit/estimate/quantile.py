@@ -86,7 +86,9 @@ def _weights(
     for each in np.unique(kind):
         members = np.flatnonzero(kind == each)
         size = len(members)
-        weights[:, members] = rng.multinomial(size, np.full(size, 1.0 / size), draws)
+        drawn = rng.integers(0, size, (draws, size)) + size * np.arange(draws)[:, None]
+        counts = np.bincount(drawn.reshape(-1), minlength=draws * size)
+        weights[:, members] = counts.reshape(draws, size)
     return weights
 
 

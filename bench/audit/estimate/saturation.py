@@ -37,8 +37,10 @@ def doses(y: Floats, treated: Bools, share: Floats, block: Ints) -> list[Dose]:
     found = []
     for each in np.unique(share).tolist():
         rows = share == each
-        means = [_mean(_block_means(y, rows & arm, block)) for arm in (~treated, treated)]
-        found.append(Dose(float(each), *means, len(np.unique(block[rows]))))
+        control, relayed = (
+            _mean(_block_means(y, rows & arm, block)) for arm in (~treated, treated)
+        )
+        found.append(Dose(float(each), control, relayed, len(np.unique(block[rows]))))
     return found
 
 

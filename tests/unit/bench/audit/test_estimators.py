@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from statsmodels.regression.linear_model import OLS
+from statsmodels.stats.multitest import multipletests
 
 from kvrelay.bench.audit import simulate
 from kvrelay.bench.audit.effects import covariates
@@ -203,6 +204,8 @@ def test_aipw_says_when_an_arm_is_rare() -> None:
 def test_holm_by_hand() -> None:
     assert cate.holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06])
     assert cate.holm([None]) == [None]
+    p_values = RNG(41).random(30) ** 3
+    assert cate.holm(p_values.tolist()) == pytest.approx(multipletests(p_values, method="holm")[1])
 
 
 def test_strata_without_both_arms_are_not_there() -> None:
