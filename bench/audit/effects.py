@@ -109,13 +109,19 @@ def with_holm(found: Sequence[Effect]) -> list[Effect]:
 
 
 def covariates(data: Data) -> Floats:
-    """What was known before treatment, every row having a value [n, k]; the prediction of the
-    control's TTFT comes first, being the best of them, and k is small beside n."""
+    """What was known before treatment, every row having a value [n, k], k being small beside n.
+
+    First the strata, all but one, of which there are enough rows; then the prediction of the
+    control's TTFT, the best of the covariates; then the others.
+    """
+    strata = codes(data.stratum())
+    large = np.flatnonzero(np.bincount(strata) >= _ROWS_PER_COVARIATE)[1:]
+    columns = [(strata == number).astype(np.float64) for number in large.tolist()]
     order = sorted(COVARIATES, key=lambda name: name != "predicted_recompute_s")
-    columns = [data.number(name) for name in order if name in data.columns]
-    whole = [each for each in columns if np.isfinite(each).all() and each.std() > 0.0]
-    whole = whole[: max(1, len(data) // _ROWS_PER_COVARIATE)]
-    return np.column_stack(whole) if whole else np.empty((len(data), 0))
+    known = [data.number(name) for name in order if name in data.columns]
+    whole = [each for each in known if np.isfinite(each).all() and each.std() > 0.0]
+    columns += whole[: max(1, len(data) // _ROWS_PER_COVARIATE - len(columns))]
+    return np.column_stack(columns) if columns else np.empty((len(data), 0))
 
 
 def arm_probability(data: Data, treated: Bools) -> Floats:

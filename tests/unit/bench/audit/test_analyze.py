@@ -12,7 +12,7 @@ from kvrelay.bench.audit import simulate
 from kvrelay.bench.audit.analyze import analyze, encode, exclude
 from kvrelay.bench.audit.data import Data, codes
 from kvrelay.bench.audit.data_errors import TooLittleData
-from kvrelay.bench.audit.effects import Effect, arm_probability, effects
+from kvrelay.bench.audit.effects import Effect, arm_probability, covariates, effects
 from kvrelay.bench.audit.estimate.base import Estimate
 from kvrelay.bench.audit.settings import Settings
 from kvrelay.bench.audit.verdicts import judge
@@ -252,3 +252,14 @@ def test_strata_with_too_few_pairs_have_no_estimate() -> None:
     rows = effects(data, SETTINGS)
     assert [row.stratum for row in rows if row.estimator == "neyman"] == []
     assert [row.found.n for row in rows if row.estimator == "stratified"] == [12]
+
+
+def test_adjustment_is_by_strata_and_by_what_was_known_before() -> None:
+    data = simulate.randomised(RNG(9), n=400, fixed=True).data
+    x = covariates(data)
+    assert x.shape == (400, 4)  # three of four strata, and the prediction
+    assert x[:, 3] == pytest.approx(data.number("predicted_recompute_s"))
+    after = Data({**data.columns, "wire_s": data.number("ttft_s")})
+    assert covariates(after).shape == (400, 4), "what the relay caused is not adjusted for"
+    few = covariates(data.where(np.arange(400) < 60))
+    assert few.shape == (60, 1), "strata of fifteen rows are too small"
