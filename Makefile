@@ -1,7 +1,7 @@
 # One command for each job. Every target but help, clean and lock sets up what it needs first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup typing lint types test test-fast demo serve lock clean
+.PHONY: help setup typing lint types test test-fast validate demo serve lock clean
 
 PYTHON ?=
 FILE ?=
@@ -40,6 +40,9 @@ test: setup  ## every test, real engines included (about half an hour on 2 cores
 
 test-fast: setup  ## tests without engines (under a minute)
 	$(BIN)/python -m pytest tests/unit -m "not slow and not engine and not e2e" $(ARGS)
+
+validate: setup  ## intervals of the audit against known truths: 1,000 draws, bench/results/validate.json
+	$(BIN)/python -m kvrelay.bench.audit.validate --json bench/results/validate.json
 
 demo: setup  ## three agents work on a file, with relay and without; prints the table (FILE=...)
 	@$(BIN)/kvrelay demo $(if $(FILE),--file '$(FILE)')

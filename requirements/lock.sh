@@ -16,7 +16,7 @@ compile() {
 clean() { ../.venv/bin/python clean_lock.py "$@"; }
 
 # unsafe-best-match: torch's CPU build is on PyTorch's index, everything else on the default one.
-compile ../pyproject.toml --extra cpu cpu.in --overrides overrides.txt --index-strategy unsafe-best-match \
+compile ../pyproject.toml --extra cpu --extra audit cpu.in --overrides overrides.txt --index-strategy unsafe-best-match \
   "${torch_source[@]}" -o "$work/cpu.full"
 clean "CPU lock: Linux x86_64, Python 3.11 and 3.12" "$work/cpu.full" >"$work/cpu.txt"
 # The editable install is built without isolation, from the setuptools in the lock.

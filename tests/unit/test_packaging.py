@@ -96,6 +96,7 @@ def test_every_import_is_declared() -> None:
         Requirement(requirement).name.lower()
         for requirement in [
             *PROJECT["project"]["dependencies"],
+            *PROJECT["project"]["optional-dependencies"]["audit"],
             *PROJECT["project"]["optional-dependencies"]["cpu"],
             *PROJECT["project"]["optional-dependencies"]["embed"],
         ]
