@@ -210,7 +210,9 @@ def whole_text(encoder: Encoder) -> Encoder:
 
     def encode(text: str) -> Floats:
         starts = range(0, max(1, len(text)), _WINDOW_CHARS)
-        mean = np.mean([encoder(text[at : at + _WINDOW_CHARS]) for at in starts], axis=0)
+        windows = [text[at : at + _WINDOW_CHARS] for at in starts]
+        vectors = [encoder(window) for window in windows]
+        mean = np.average(vectors, axis=0, weights=[max(1, len(window)) for window in windows])
         vector: Floats = mean / max(float(np.linalg.norm(mean)), np.finfo(np.float32).tiny)
         return vector
 
