@@ -231,4 +231,3 @@ class SessionState:
             if agent != turn.agent
         ]
         return max((common_prefix(prompt, each) for each in known), default=0)
-

@@ -87,6 +87,7 @@ def pair(
     language: Language,
     num_tokens: int,
     shared_prefix_fraction: float,
+    *,
     seed: int,
 ) -> PromptPair:
     """Two prompts; the same arguments give the same ones.
@@ -110,21 +111,13 @@ def pair(
         )
     for draw in range(_DRAWS):
         rng = random.Random(f"{level} {language} {num_tokens} {shared} {seed} {draw}")
-        first, second = _draw(library, level, language, num_tokens, shared, rng)
+        first, second = _draw(_Supply(library, language, rng), level, num_tokens, shared)
         if len(first) == shared or first[shared] != second[shared]:
             return PromptPair(first, second, shared)
     raise BenchError(f"every text in '{language}' begins alike; no prefix can end at {shared}")
 
 
-def _draw(
-    library: Library,
-    level: Level,
-    language: Language,
-    num_tokens: int,
-    shared: int,
-    rng: random.Random,
-) -> tuple[Tokens, Tokens]:
-    themes = _Supply(library, language, rng)
+def _draw(themes: _Supply, level: Level, num_tokens: int, shared: int) -> tuple[Tokens, Tokens]:
     opening = themes.opening()
     if level is Level.HIGH:
         whole = themes.fill(opening, num_tokens)

@@ -116,7 +116,7 @@ def make_task(
 
     key, value = rng.choice(pairs)
     note = _NOTE.format(key=key, value=value) if regime is Regime.NO_NEED else ""
-    question = tuple(library.encode(note + _QUESTION.format(key=key)))
+    question = (*library.encode(note), *library.encode(_QUESTION.format(key=key)))
     return Task(context, question, options(library), VALUES.index(value))
 
 

@@ -74,7 +74,20 @@ def test_consistency_is_the_mean_over_pairs() -> None:
 
 
 def test_units_are_words_and_single_ideographs() -> None:
-    assert units("It's 3.5 GB_s, ok?") == ["It", "'", "s", "3", ".", "5", "GB", "_", "s", ",", "ok", "?"]
+    assert units("It's 3.5 GB_s, ok?") == [
+        "It",
+        "'",
+        "s",
+        "3",
+        ".",
+        "5",
+        "GB",
+        "_",
+        "s",
+        ",",
+        "ok",
+        "?",
+    ]
     assert units("KV缓存很快。") == ["KV", "缓", "存", "很", "快", "。"]
     assert units("テスト 시험") == ["テ", "ス", "ト", "시", "험"]
     assert units("naïve café") == ["naïve", "café"]

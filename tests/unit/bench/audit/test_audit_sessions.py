@@ -83,7 +83,7 @@ def test_a_fan_out_goes_on_from_one_plan_and_joins(language: Language) -> None:
     waves, prompts, shared = run(session)
     assert waves == [["plan"], ["work1", "work2", "work3"], ["join"]]
     assert [turn.agent for turn in session.turns] == ["a", "b", "b", "b", "a"]
-    plan, *workers, join = session.turns
+    plan, *workers, _ = session.turns
     known = (*prompts["plan"], *output(plan))
     for turn in workers:
         assert prompts[turn.name][: len(known)] == known
