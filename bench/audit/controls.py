@@ -227,9 +227,9 @@ def publish(core: StoreCore, slab_id: int, blocks: Sequence[Block]) -> None:
     core.clear()
     client_id = core.connect("controls")
     try:
-        granted, refused = core.reserve(client_id, slab_id, [block.key for block in blocks])
+        granted, _ = core.reserve(client_id, slab_id, [block.key for block in blocks])
         if len(granted) < len(blocks):
-            raise BenchError(f"the store takes {len(granted)} of {len(blocks)} blocks: {refused}")
+            raise BenchError(f"the store takes {len(granted)} of {len(blocks)} blocks")
         slots = dict(granted)
         slab = core.slab(slab_id)
         entries = []
