@@ -143,7 +143,7 @@ def test_the_wheel_holds_every_module_and_config(tmp_path: Path) -> None:
     wanted = {
         f"kvrelay/{path.relative_to(ROOT)}"
         for folder in FOLDERS
-        for pattern in ("*.py", "py.typed", "configs/*.yaml")
+        for pattern in ("*.py", "py.typed", "configs/*.yaml", "texts/*.txt")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert held >= wanted
