@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from kvrelay.bench.audit.derange import deranged
+from kvrelay.bench.audit.quality import Output, agreement, logprob_drift
 from kvrelay.bench.audit.wrong_kv import KvShape, moment_matched, shape_of
 from kvrelay.bench.driven import BLOCK_TOKENS, DrivenEngine
 from kvrelay.bench.errors import BenchError, Miscount
@@ -56,7 +57,7 @@ ENGINE: dict[str, Any] = {
     "block_size": BLOCK_TOKENS,
 }
 _CHILD = "from kvrelay.bench.audit import controls_child\n"
-Judge = Callable[[Sequence[int]], bool]
+Judge = Callable[[Output], bool]
 
 
 class Content(StrEnum):
@@ -79,7 +80,7 @@ class Example:
     Attributes:
         context: token ids, whole blocks of `BLOCK_TOKENS`.
         question: token ids that come after it; at least one.
-        is_right: whether an answer, in token ids, is the known one; None if none is known.
+        is_right: whether an answer is the known one; None if none is known.
     """
 
     context: tuple[int, ...]
@@ -99,7 +100,7 @@ class Trial:
         injected_tokens: what the engine took over, by vLLM's own count.
         reason: of relay.
         agreement: share of the greedy tokens that are recompute's.
-        logprob_drift: see `logprob_drift`.
+        logprob_drift: see `quality`; None if no place has a token that both list.
         is_right: whether the known answer came; None if none is known.
         recompute_is_right: the same of recompute.
     """
@@ -111,7 +112,7 @@ class Trial:
     injected_tokens: int
     reason: str
     agreement: float
-    logprob_drift: float
+    logprob_drift: float | None
     is_right: bool | None
     recompute_is_right: bool | None
 
@@ -180,42 +181,6 @@ def check_examples(examples: Sequence[Example]) -> None:
         )
     if not all(each.question for each in examples):
         raise BenchError("an example without a question: one token has to be computed")
-
-
-def agreement(reference: Sequence[int], tokens: Sequence[int]) -> float:
-    """Share of the reference's greedy tokens that another run has at the same place."""
-    same = sum(a == b for a, b in zip(reference, tokens, strict=False))
-    return same / len(reference)
-
-
-def logprob_drift(
-    reference: Sequence[Sequence[tuple[int, float]]],
-    seen: Sequence[Sequence[tuple[int, float]]],
-    reference_tokens: Sequence[int],
-    tokens: Sequence[int],
-) -> float:
-    """Mean absolute difference of the log probabilities that two runs give to one run's tokens.
-
-    Only up to the first token in which the runs differ, that one included: from there on they
-    continue different texts. A token that is not among those that `seen` lists is less probable
-    than any of them, so that the difference counts for what it is at least.
-
-    Args:
-        reference, seen: (token, log probability) of the most probable tokens of each step.
-        reference_tokens, tokens: what was taken.
-    """
-    drifts = []
-    steps = zip(reference, seen, reference_tokens, tokens, strict=True)
-    for reference_step, step, reference_token, token in steps:
-        right = dict(reference_step)[reference_token]
-        listed = dict(step)
-        if reference_token in listed:
-            drifts.append(abs(right - listed[reference_token]))
-        else:
-            drifts.append(max(0.0, right - min(listed.values())))
-        if token != reference_token:
-            break
-    return sum(drifts) / len(drifts)
 
 
 def publish(core: StoreCore, slab_id: int, blocks: Sequence[Block]) -> None:
@@ -377,6 +342,7 @@ def _trial(
             f"relay claims {record['relayed_tokens']} tokens, vLLM counts {seen['cached']}"
         )
     judge = example.is_right
+    output, reference = _output(seen), _output(right)
     return Trial(
         example=number,
         content=content,
@@ -384,10 +350,12 @@ def _trial(
         context_tokens=len(example.context),
         injected_tokens=seen["cached"],
         reason=record["reason"],
-        agreement=agreement(right["tokens"], seen["tokens"]),
-        logprob_drift=logprob_drift(
-            right["logprobs"], seen["logprobs"], right["tokens"], seen["tokens"]
-        ),
-        is_right=None if judge is None else judge(seen["tokens"]),
-        recompute_is_right=None if judge is None else judge(right["tokens"]),
+        agreement=agreement(output.tokens, reference.tokens),
+        logprob_drift=logprob_drift(output, reference),
+        is_right=None if judge is None else judge(output),
+        recompute_is_right=None if judge is None else judge(reference),
     )
+
+
+def _output(answer: dict[str, Any]) -> Output:
+    return Output(tuple(answer["tokens"]), tuple(dict(step) for step in answer["logprobs"]))

@@ -138,12 +138,13 @@ def _num_right(trials: Sequence[Trial]) -> int | None:
 def _seen(trials: Sequence[Trial]) -> str:
     injected = [t.injected_tokens for t in trials]
     tokens = f"{injected[0]}" if len(set(injected)) == 1 else f"{min(injected)} to {max(injected)}"
-    drift = statistics.fmean(t.logprob_drift for t in trials)
     words = [
         f"{tokens} of {trials[0].context_tokens} tokens injected",
         f"agreement {_mean_agreement(trials):.3f}",
-        f"log probabilities {drift:.3f} off",
     ]
+    drifts = [t.logprob_drift for t in trials if t.logprob_drift is not None]
+    if drifts:
+        words.append(f"log probabilities {statistics.fmean(drifts):.3f} off")
     right = _num_right(trials)
     if right is not None:
         recomputed = sum(bool(t.recompute_is_right) for t in trials)

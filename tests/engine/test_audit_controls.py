@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 from harness import BLOCK, text_tokens
+from transformers import AutoTokenizer
 
 from kvrelay.bench.audit import controls
 from kvrelay.bench.audit.controls import WRONG, Content, Example, Trial
@@ -51,11 +52,11 @@ def test_the_guard_refuses_all_of_it(trials: list[Trial]) -> None:
 def test_without_it_the_same_bytes_ruin_the_answers(trials: list[Trial]) -> None:
     forced = [t for t in trials if not t.is_guarded]
     correct = [t for t in forced if t.content is Content.CORRECT]
-    assert max(t.logprob_drift for t in correct) < 0.01
+    assert all(t.logprob_drift is not None and t.logprob_drift < 0.01 for t in correct)
     for trial in forced:
         if trial.content in WRONG:
             assert (trial.injected_tokens, trial.reason) == (4 * BLOCK, "relayed")
-            assert trial.logprob_drift > 0.1, trial
+            assert trial.logprob_drift is None or trial.logprob_drift > 0.1, trial
         elif trial.content is Content.OFFERED:
             assert (trial.injected_tokens, trial.reason) == (0, "no_source")
 
@@ -66,6 +67,12 @@ def test_every_control_passes(trials: list[Trial]) -> None:
 
 def test_a_question_that_needs_the_context_is_answered_with_the_right_one_alone() -> None:
     model = ensure_model("demo")
-    found = rows(controls.measure(model, stated_numbers(model, EXAMPLES, 8 * BLOCK, 1), 1))
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    examples = stated_numbers(encode, tokenizer.decode, EXAMPLES, 8 * BLOCK, 1)
+    found = rows(controls.measure(model, examples, 1))
     assert [row for row in found if not row["passed"]] == []
     assert any("right answers" in row["name"] for row in found)

@@ -15,9 +15,10 @@ import xxhash
 
 from kvrelay.bench.audit import controls, controls_child
 from kvrelay.bench.audit.controls import Block, Content, Example
+from kvrelay.bench.audit.quality import Output
 from kvrelay.bench.audit.wrong_kv import KvShape
 from kvrelay.bench.driven import BLOCK_TOKENS
-from kvrelay.bench.errors import BenchError
+from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.policies import Reason
 from kvrelay.relay.connector.blocks import HostBlocks
 from kvrelay.relay.connector.loads import Loads
@@ -198,27 +199,35 @@ def test_examples_that_cannot_be_deranged_start_no_engine(
         controls.measure(Path("nowhere"), examples, seed=1)
 
 
-def test_agreement() -> None:
-    assert controls.agreement([1, 2, 3, 4], [1, 2, 3, 4]) == 1
-    assert controls.agreement([1, 2, 3, 4], [1, 5, 3, 9]) == 0.5
-    assert controls.agreement([1, 2], [3]) == 0
+def answer(tokens: list[int], relayed: int, cached: int) -> dict[str, Any]:
+    """What a driven engine answers."""
+    return {
+        "tokens": tokens,
+        "logprobs": [[(token, -0.5), (token + 1, -1.5)] for token in tokens],
+        "cached": cached,
+        "record": {"relayed_tokens": relayed, "reason": "relayed"},
+    }
 
 
-def test_drift_of_equal_runs_is_what_rounding_leaves() -> None:
-    right = [[(1, -0.5), (2, -1.5)], [(3, -0.25)]]
-    near = [[(1, -0.625), (2, -1.5)], [(3, -0.5)]]
-    assert controls.logprob_drift(right, right, [1, 3], [1, 3]) == 0
-    assert controls.logprob_drift(right, near, [1, 3], [1, 3]) == (0.125 + 0.25) / 2
+def is_seven(output: Output) -> bool:
+    return output.tokens[0] == 7
 
 
-def test_drift_ends_with_the_token_in_which_runs_differ() -> None:
-    right = [[(1, -0.5), (2, -1.5)], [(3, -0.25)]]
-    other = [[(2, -0.5), (1, -2.5)], [(9, -0.1)]]
-    assert controls.logprob_drift(right, other, [1, 3], [2, 9]) == 2
+def test_a_trial_is_compared_with_recompute() -> None:
+    example = Example(WHOLE, (1,), is_seven)
+    right, seen = answer([7, 8], 0, 0), answer([7, 9], len(WHOLE), len(WHOLE))
+    trial = controls._trial(3, example, Content.RANDOM, False, right, seen)
+    assert (trial.example, trial.content, trial.is_guarded) == (3, Content.RANDOM, False)
+    assert (trial.injected_tokens, trial.context_tokens) == (len(WHOLE), len(WHOLE))
+    assert (trial.agreement, trial.logprob_drift) == (0.5, 0.5)  # 0 and 0, then 1 of token 9
+    assert (trial.is_right, trial.recompute_is_right) == (True, True)
+    judged = controls._trial(3, example, Content.RANDOM, False, right, answer([5, 8], 0, 0))
+    assert (judged.is_right, judged.recompute_is_right) == (False, True)
+    without = Example(WHOLE, (1,))
+    assert controls._trial(3, without, Content.RANDOM, False, right, seen).is_right is None
 
 
-def test_a_token_that_is_not_listed_has_drifted_at_least_to_the_last_that_is() -> None:
-    right, other = [[(1, -0.5)]], [[(2, -1.0), (3, -4.5)]]
-    assert controls.logprob_drift(right, other, [1], [2]) == 4
-    less = [[(2, -0.1), (3, -0.2)]]
-    assert controls.logprob_drift(right, less, [1], [2]) == 0
+def test_a_claim_that_the_engine_does_not_bear_out_is_an_error() -> None:
+    right = answer([7], 0, 0)
+    with pytest.raises(Miscount, match="relay claims 0 tokens, vLLM counts 32"):
+        controls._trial(0, Example(WHOLE, (1,)), Content.ZEROED, True, right, answer([7], 0, 32))
