@@ -41,7 +41,7 @@ def stated_numbers(
         half = len(text) // 2
 
         def is_right(output: Output) -> bool:
-            return decode(output.tokens).strip().startswith(str(code))
+            return decode(list(output.tokens)).strip().startswith(str(code))
 
         return Example(text[:half] + stated + text[half:], question, is_right)
 

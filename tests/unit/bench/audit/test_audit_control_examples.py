@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvrelay.bench.audit.controls import check_examples
 from kvrelay.bench.audit.controls_examples import STATEMENT, of_tasks, stated_numbers
 from kvrelay.bench.audit.quality import Output
@@ -15,8 +17,7 @@ def encode(text: str) -> list[int]:
     return [ord(char) for char in text]
 
 
-def decode(tokens: object) -> str:
-    assert isinstance(tokens, tuple)
+def decode(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
