@@ -4,11 +4,11 @@ One engine in a process of its own, with a store that nobody else can find. It c
 example's context; that is the correct KV. Then every trial empties store and engine, puts blocks
 into the store, and asks for the context and a question:
 
-    correct     the example's own blocks                       quality stays
-    deranged    another example's bytes under its keys  \\
-    zeroed      zeros under its keys                     }     guard on: refused, the output is right
-    random      noise of its moments under its keys     /      guard off: quality collapses
-    offered     another example's blocks as they are           not even found
+    correct    the example's own blocks                      quality stays
+    deranged   another example's bytes under its keys  \\
+    zeroed     zeros under its keys                     }   guard on: refused, the answer right
+    random     noise of its moments under its keys     /    guard off: quality collapses
+    offered    another example's blocks as they are          not even found
 
 The checksums are those of the correct bytes in all trials, as they would be after a fault that
 writes to the arena. With the guard off the same bytes are asked for by the same request, and only
@@ -218,9 +218,7 @@ def contents(
             replace(mine, data=other.data) for mine, other in zip(own, donor, strict=True)
         ],
         Content.ZEROED: [replace(block, data=bytes(len(block.data))) for block in own],
-        Content.RANDOM: [
-            replace(block, data=data) for block, data in zip(own, noise, strict=True)
-        ],
+        Content.RANDOM: [replace(block, data=data) for block, data in zip(own, noise, strict=True)],
         Content.OFFERED: list(donor),
     }
 
@@ -259,9 +257,12 @@ class _Isolated:
                 self._guard(is_guarded)
                 for content, blocks in offers.items():
                     self._empty()
-                    self._server.call(lambda core, put=blocks: publish(core, self._slab_id, put))
+                    self._put(blocks)
                     seen = self._ask(example, "relay")
-                    found.append(_trial(number, example, content, is_guarded, right, seen))
+                    trial = _trial(
+                        number, example, right, seen, content=content, is_guarded=is_guarded
+                    )
+                    found.append(trial)
                     advance(1)
         return found
 
@@ -292,6 +293,9 @@ class _Isolated:
             kvrelay={"mode": mode},
         )
         return answer
+
+    def _put(self, blocks: Sequence[Block]) -> None:
+        self._server.call(lambda core: publish(core, self._slab_id, blocks))
 
     def _empty(self) -> None:
         """Neither the engine nor the store knows anything, least of all what wrong KV has made."""
@@ -331,10 +335,11 @@ def _read(core: StoreCore, slab_id: int, keys: Sequence[bytes]) -> list[Block]:
 def _trial(
     number: int,
     example: Example,
-    content: Content,
-    is_guarded: bool,
     right: dict[str, Any],
     seen: dict[str, Any],
+    *,
+    content: Content,
+    is_guarded: bool,
 ) -> Trial:
     record = seen["record"]
     if record["relayed_tokens"] != seen["cached"]:

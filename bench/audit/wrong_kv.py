@@ -69,9 +69,7 @@ def shape_of(
     return found
 
 
-def moment_matched(
-    slots: Sequence[bytes], shape: KvShape, rng: np.random.Generator
-) -> list[bytes]:
+def moment_matched(slots: Sequence[bytes], shape: KvShape, rng: np.random.Generator) -> list[bytes]:
     """Normal numbers with the mean and the variance that each head's K and V has over the slots.
 
     The noise is standardised before it is scaled, so that its moments are the wanted ones and not

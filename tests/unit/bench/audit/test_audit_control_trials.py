@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from kvrelay.bench.audit import controls, controls_child
-from kvrelay.bench.audit.controls import Block, Content, Example
+from kvrelay.bench.audit.controls import Block, Content, Example, Trial
 from kvrelay.bench.audit.quality import Output
 from kvrelay.bench.audit.wrong_kv import KvShape
 from kvrelay.bench.driven import BLOCK_TOKENS
@@ -154,7 +154,11 @@ def test_contents() -> None:
     assert offers[Content.OFFERED] == donor
     for content in controls.WRONG:
         for block, right in zip(offers[content], own, strict=True):
-            assert (block.key, block.parent, block.tokens) == (right.key, right.parent, right.tokens)
+            assert (block.key, block.parent, block.tokens) == (
+                right.key,
+                right.parent,
+                right.tokens,
+            )
             assert block.checksum == right.checksum
             assert len(block.data) == len(right.data)
             assert block.data != right.data
@@ -209,6 +213,10 @@ def answer(tokens: list[int], relayed: int, cached: int) -> dict[str, Any]:
     }
 
 
+def unguarded(example: Example, right: dict[str, Any], seen: dict[str, Any]) -> Trial:
+    return controls._trial(3, example, right, seen, content=Content.RANDOM, is_guarded=False)
+
+
 def is_seven(output: Output) -> bool:
     return output.tokens[0] == 7
 
@@ -216,18 +224,18 @@ def is_seven(output: Output) -> bool:
 def test_a_trial_is_compared_with_recompute() -> None:
     example = Example(WHOLE, (1,), is_seven)
     right, seen = answer([7, 8], 0, 0), answer([7, 9], len(WHOLE), len(WHOLE))
-    trial = controls._trial(3, example, Content.RANDOM, False, right, seen)
+    trial = unguarded(example, right, seen)
     assert (trial.example, trial.content, trial.is_guarded) == (3, Content.RANDOM, False)
     assert (trial.injected_tokens, trial.context_tokens) == (len(WHOLE), len(WHOLE))
     assert (trial.agreement, trial.logprob_drift) == (0.5, 0.5)  # 0 and 0, then 1 of token 9
     assert (trial.is_right, trial.recompute_is_right) == (True, True)
-    judged = controls._trial(3, example, Content.RANDOM, False, right, answer([5, 8], 0, 0))
+    judged = unguarded(example, right, answer([5, 8], 0, 0))
     assert (judged.is_right, judged.recompute_is_right) == (False, True)
     without = Example(WHOLE, (1,))
-    assert controls._trial(3, without, Content.RANDOM, False, right, seen).is_right is None
+    assert unguarded(without, right, seen).is_right is None
 
 
 def test_a_claim_that_the_engine_does_not_bear_out_is_an_error() -> None:
     right = answer([7], 0, 0)
     with pytest.raises(Miscount, match="relay claims 0 tokens, vLLM counts 32"):
-        controls._trial(0, Example(WHOLE, (1,)), Content.ZEROED, True, right, answer([7], 0, 32))
+        unguarded(Example(WHOLE, (1,)), right, answer([7], 0, 32))
