@@ -25,6 +25,8 @@ from kvrelay.bench.audit.links import Wire
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
+# A square of the curve that noise has left lets relay pay from some length on, on any link.
+_NEVER_TOKENS = 1e7
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 
@@ -92,7 +94,8 @@ def _break_even(coefficients: Floats, curves: Floats, wire: Wire, wire_s: float)
     fixed, wire_factor, saved_factor = coefficients.T
     _, per_token, squared = curves.T
     gain = saved_factor * per_token - wire_factor * wire_s
-    return tokens_from(fixed + wire.latency_s, gain, saved_factor * squared)
+    found = tokens_from(fixed + wire.latency_s, gain, saved_factor * squared)
+    return np.where(found > _NEVER_TOKENS, math.inf, found)
 
 
 def _saving(

@@ -32,7 +32,7 @@ def show(found: Row, any_link: bool) -> None:
     _say(f"law: {found['audit']['analysis']}{_question(found['audit']['meta'])}")
     out.print(_table(found["rows"]))
     for row in found["rows"]:
-        out.print(f"{row['link']}, {row['load']}: {row['words']}", highlight=False, markup=False)
+        _say(f"{row['link']}, {row['load']}: {row['words']}")
         for text in _savings(row):
             _say(f"  {text}", dim=True)
     _say("")
