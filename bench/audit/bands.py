@@ -17,13 +17,13 @@ Statist. 41, 2013 (maxima by random multipliers).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
+Codes = NDArray[np.integer[Any]]
 
 LEVEL = 0.95
 DRAWS = 4999

@@ -121,7 +121,7 @@ def _terms(sample: Sample) -> tuple[float, float, float]:
     return 1.0, float(work.tokens), float(work.squares)
 
 
-def _medians(seconds: Floats, groups: Sequence[NDArray[np.int64]]) -> Floats:
+def _medians(seconds: Floats, groups: Sequence[NDArray[np.intp]]) -> Floats:
     return np.array([np.median(seconds[group]) for group in groups])
 
 
