@@ -11,6 +11,8 @@ from typing import Any
 
 _CELL = ("link", "tokens", "load", "similarity", "language")
 _SIDE = ("session", "failed", "relayed_tokens", "wire_s", "prefill_s")
+# Over shared memory, so no wire is measured.
+SAME_NODE = "same-node"
 
 Row = dict[str, Any]
 
@@ -25,7 +27,8 @@ class Pair:
         session: pairs of one session are not independent of each other.
         effect_s: seconds under the arm less seconds under the control.
         relayed_tokens: tokens of which KV came over; 0 if none did.
-        wire_s: seconds for which that KV was on its way; NaN if not measured.
+        wire_s: seconds for which that KV was on its way, 0 where there is no wire; NaN if not
+            measured.
         saved_s: seconds of prefill under the control less those under the arm; NaN likewise.
     """
 
@@ -102,6 +105,7 @@ def _pair(treated: Sequence[Row], control: Sequence[Row], outcome: str) -> Pair:
     sessions = sorted({str(row["session"]) for row in (*treated, *control)})
     relayed = fmean(float(row["relayed_tokens"] or 0.0) for row in treated)
     wire_s = _mean(treated, "wire_s")
+    no_wire = first["link"] == SAME_NODE or not relayed
     return Pair(
         link=str(first["link"]),
         load=str(first["load"]),
@@ -110,8 +114,7 @@ def _pair(treated: Sequence[Row], control: Sequence[Row], outcome: str) -> Pair:
         session="+".join(sessions),
         effect_s=_mean(treated, outcome) - _mean(control, outcome),
         relayed_tokens=relayed,
-        # What was not relayed was on no wire.
-        wire_s=0.0 if math.isnan(wire_s) and not relayed else wire_s,
+        wire_s=0.0 if math.isnan(wire_s) and no_wire else wire_s,
         saved_s=_mean(control, "prefill_s") - _mean(treated, "prefill_s"),
     )
 

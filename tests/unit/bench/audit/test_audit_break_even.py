@@ -495,3 +495,8 @@ def test_a_relay_that_did_not_happen_was_on_no_wire() -> None:
     assert first.wire_s == 0.0
     assert math.isnan(second.wire_s)
     assert pairs_of({}) == []
+
+
+def test_within_a_node_there_is_no_wire() -> None:
+    columns = rows_of(link=["same-node"] * 4, wire_s=[None] * 4)
+    assert [pair.wire_s for pair in pairs_of(columns)] == [0.0, 0.0]
