@@ -67,7 +67,13 @@ class _Cell(NamedTuple):
 
 
 def simultaneous_band(
-    values: Floats, cells: Codes, strata: Codes, sessions: Codes, seed: int, draws: int = DRAWS
+    values: Floats,
+    cells: Codes,
+    strata: Codes,
+    sessions: Codes,
+    *,
+    seed: int,
+    draws: int = DRAWS,
 ) -> Band:
     """Means of cells with a band that holds all true means at once with 95 %.
 

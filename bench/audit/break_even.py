@@ -126,7 +126,7 @@ def _band(cells: Sequence[Sequence[Pair]], seed: int, draws: int) -> Band:
     kinds = np.unique([pair.kind for _, pair in rows], return_inverse=True)[1]
     values = np.array([pair.effect_s for _, pair in rows])
     places = np.array([index for index, _ in rows], np.int64)
-    return simultaneous_band(values, places, kinds, sessions, seed, draws)
+    return simultaneous_band(values, places, kinds, sessions, seed=seed, draws=draws)
 
 
 def _mean(pairs: Sequence[Pair]) -> Mean:
@@ -207,8 +207,7 @@ def _law_curve(load: str, law: Law, seed: int) -> list[Row]:
                 "low": low,
                 "high": high,
                 "pays": str(pays),
-                "extrapolated": pays is Pays.FROM
-                and not law.tokens[0] <= tokens <= law.tokens[1],
+                "extrapolated": pays is Pays.FROM and not law.tokens[0] <= tokens <= law.tokens[1],
             }
         )
     return rows

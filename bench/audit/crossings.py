@@ -76,7 +76,8 @@ def find_crossing(
     one_sign = pays in (Pays.ALWAYS, Pays.NEVER)
     bounded = low is not None and high is not None and not one_sign and pays is not Pays.MIXED
     certain = banded and (not possible or bounded)
-    words = _words(pays, found, (tokens[0], tokens[-1]), (low, high), banded, certain)
+    span = (tokens[0], tokens[-1])
+    words = _words(pays, found, span, (low, high), banded=banded, certain=certain)
     return Crossing(pays, found, low, high, certain, words)
 
 
@@ -127,6 +128,7 @@ def _words(
     tokens: float | None,
     measured: tuple[float, float],
     bounds: tuple[float | None, float | None],
+    *,
     banded: bool,
     certain: bool,
 ) -> str:

@@ -25,12 +25,13 @@ _SHARE = 0.3
 _GROWTH = 4.0
 # Words are not tokens, and a chat template has some of its own.
 _CONTEXT_SHARE = 0.95
-_WORDS = (
+_TEXT = (
     "able about above after again all along also and any area around back base below best body "
     "book both call car case city clear close cold come cost country day deep door down early "
     "earth east end even every eye face fact far fast few field find fire first five food foot "
     "form four free front full game give glass gold good great green ground group half hand hard"
-).split()
+)
+_WORDS = tuple(_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class _Probe:
     ) -> None:
         self._endpoint, self._clock_s, self._end_s, self._tell = endpoint, clock_s, end_s, tell
         self._tokens_per_word = 1.0
+        self._words: dict[int, int] = {}  # of each length, so that its samples can be compared
         self._rng = random.SystemRandom()  # not the words of an earlier probe, which are cached
         self.told_s = 0.0
 
@@ -122,7 +124,7 @@ class _Probe:
         return self._end_s - self._clock_s()
 
     def ask(self, tokens: int) -> Sample:
-        words = max(1, round(tokens / self._tokens_per_word))
+        words = self._words.setdefault(tokens, max(1, round(tokens / self._tokens_per_word)))
         before_s = self.left_s
         first = self._endpoint.first_token(self._prompt(words))
         self._tokens_per_word = first.prompt_tokens / words

@@ -77,9 +77,7 @@ def load_config(where: str) -> dict[str, Any]:
     if not path.exists():
         looks_like_id = where.count("/") == 1 and not where.startswith((".", "/", "~"))
         if not looks_like_id:
-            raise ConfigError(
-                f"model {where}: no such file, folder or Hugging Face id; {_REMEDY}"
-            )
+            raise ConfigError(f"model {where}: no such file, folder or Hugging Face id; {_REMEDY}")
         path = _fetched(where)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -79,7 +79,7 @@ def place(load: str, law: Law, engine: Engine, wire: Wire, seed: int = 1) -> Row
         "pays": str(pays),
         "within_context": not too_long,
         "at": [
-            _saving(length, drawn, curves, wire, wire_s, (law, engine))
+            _saving(length, drawn, curves, wire, wire_s=wire_s, expected=(law, engine))
             for length in LENGTHS
             if engine.max_tokens is None or length <= engine.max_tokens
         ],
@@ -103,6 +103,7 @@ def _saving(
     drawn: Floats,
     curves: Floats,
     wire: Wire,
+    *,
     wire_s: float,
     expected: tuple[Law, Engine],
 ) -> Row:

@@ -115,7 +115,11 @@ def test_with_one_cell_and_normal_noise_the_band_is_students() -> None:
     nothing = np.zeros(16, np.int64)
     found = [
         simultaneous_band(
-            np.random.default_rng(run).standard_normal(16), nothing, nothing, np.arange(16), run
+            np.random.default_rng(run).standard_normal(16),
+            nothing,
+            nothing,
+            np.arange(16),
+            seed=run,
         ).critical
         for run in range(20)
     ]
@@ -125,7 +129,7 @@ def test_with_one_cell_and_normal_noise_the_band_is_students() -> None:
 def test_a_cell_with_too_few_sessions_has_a_mean_and_no_band() -> None:
     values = np.array([1.0, 2.0, 3.0, *range(10)], np.float64)
     cells = np.array([0] * 3 + [1] * 10)
-    band = simultaneous_band(values, cells, np.zeros_like(cells), np.arange(13), 1, 199)
+    band = simultaneous_band(values, cells, np.zeros_like(cells), np.arange(13), seed=1, draws=199)
     assert band.means.tolist() == [2.0, 4.5]
     assert math.isnan(band.lows[0]) and math.isnan(band.highs[0])
     assert band.lows[1] < 4.5 < band.highs[1]
@@ -133,7 +137,7 @@ def test_a_cell_with_too_few_sessions_has_a_mean_and_no_band() -> None:
 
 def test_values_without_spread_have_a_band_without_width() -> None:
     cells = np.zeros(8, np.int64)
-    band = simultaneous_band(np.full(8, 3.0), cells, cells, np.arange(8), 1, 99)
+    band = simultaneous_band(np.full(8, 3.0), cells, cells, np.arange(8), seed=1, draws=99)
     assert band.lows.tolist() == band.highs.tolist() == [3.0]
 
 
@@ -141,7 +145,7 @@ def test_values_without_spread_have_a_band_without_width() -> None:
 def test_a_band_needs_finite_values(values: list[float]) -> None:
     codes = np.zeros(len(values), np.int64)
     with pytest.raises(ValueError, match="finite"):
-        simultaneous_band(np.array(values), codes, codes, codes, 1)
+        simultaneous_band(np.array(values), codes, codes, codes, seed=1)
 
 
 # Crossings
@@ -261,7 +265,7 @@ def test_the_laws_intervals_cover_what_was_planted() -> None:
 
 
 def test_a_law_needs_cells_that_differ() -> None:
-    with pytest.raises(ValueError, match="4 cells .* needs 5"):
+    with pytest.raises(ValueError, match=r"4 cells .* needs 5"):
         fit_law(means()[:4])
     with pytest.raises(ValueError, match="differ too little"):
         fit_law([Mean(512, 0.1, 0.2, 0.3)] * 8)

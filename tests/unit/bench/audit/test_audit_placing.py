@@ -81,9 +81,9 @@ def test_the_fits_doubt_covers_the_truth() -> None:
 
 def test_lengths_that_do_not_matter_are_no_prefill() -> None:
     with pytest.raises(BenchError, match="took the same time"):
-        fit_engine(samples_of(PrefillCost(0.1, 0.0, 0.0), dict.fromkeys((128, 512, 2048), [1.0])))
+        fit_engine(samples_of(PrefillCost(0.1, 0.0, 0.0), {n: [1.0] for n in (128, 512, 2048)}))
     with pytest.raises(ValueError, match="2 lengths"):
-        fit_engine(samples_of(TRUE, dict.fromkeys((128, 512), [1.0])))
+        fit_engine(samples_of(TRUE, {n: [1.0] for n in (128, 512)}))
 
 
 # Bytes of KV
@@ -183,7 +183,7 @@ def test_links_that_cannot_be(gbit: float, rtt_ms: float) -> None:
 
 def engine_of(cost: PrefillCost, kv_bytes: float = 131_072, max_tokens: int = 131_072) -> Engine:
     rungs = (128, 256, 512, 1024, 2048, 4096, 8192)
-    fit: EngineFit = fit_engine(samples_of(cost, dict.fromkeys(rungs, [1.0])))
+    fit: EngineFit = fit_engine(samples_of(cost, {rung: [1.0] for rung in rungs}))
     return Engine(fit, kv_bytes, max_tokens)
 
 
@@ -250,4 +250,3 @@ def test_always_and_never() -> None:
     assert (row["pays"], row["tokens_at_break_even"]) == ("never", None)
     assert row["words"] == "relay never pays"
     json.dumps(row, allow_nan=False)
-

@@ -200,7 +200,7 @@ def test_a_server_that_does_not_count(server: Server, open_endpoint: Any) -> Non
 
 
 def test_a_refusal_is_told_in_one_line(server: Server, open_endpoint: Any) -> None:
-    with pytest.raises(BenchError, match="refuses a prompt \\(400: too many tokens\\)"):
+    with pytest.raises(BenchError, match=r"refuses a prompt \(400: too many tokens\)"):
         open_endpoint().first_token("a " * 9000)
 
 
@@ -218,13 +218,13 @@ def test_which_model(server: Server, open_endpoint: Any) -> None:
     with pytest.raises(ConfigError, match=r"several models or none \(m, n\); give --model"):
         open_endpoint()
     assert open_endpoint(model="n").max_tokens is None
-    with pytest.raises(ConfigError, match="--model x: .* has m, n"):
+    with pytest.raises(ConfigError, match=r"--model x: .* has m, n"):
         open_endpoint(model="x")
 
 
 def test_a_key(server: Server, open_endpoint: Any) -> None:
     server.key = "secret"
-    with pytest.raises(ConfigError, match="who are you.* OPENAI_API_KEY"):
+    with pytest.raises(ConfigError, match=r"who are you.* OPENAI_API_KEY"):
         open_endpoint()
     assert open_endpoint(api_key="secret").model == "m"
 
@@ -263,10 +263,10 @@ def test_an_analysis_without_a_law(tmp_path: Path, changes: dict[str, Any], said
 
 
 def test_no_analysis_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="No such file.*kvrelay audit analyze"):
+    with pytest.raises(ConfigError, match=r"No such file.*kvrelay audit analyze"):
         load_audit(tmp_path / "none.json")
     monkeypatch.setattr(committed, "COMMITTED", tmp_path / "none.json")
-    with pytest.raises(ConfigError, match="name its analysis.json with --analysis"):
+    with pytest.raises(ConfigError, match=r"name its analysis.json with --analysis"):
         load_audit()
 
 
@@ -298,9 +298,7 @@ def command(server: Server, tmp_path: Path, capsys: Any, monkeypatch: Any) -> An
     analysis = str(analysis_file(tmp_path))
 
     def run(*words: str, analysis: str = analysis) -> tuple[int, str, str]:
-        monkeypatch.setattr(
-            sys, "argv", ["kvrelay", "predict", *words, "--analysis", analysis]
-        )
+        monkeypatch.setattr(sys, "argv", ["kvrelay", "predict", *words, "--analysis", analysis])
         with pytest.raises(SystemExit) as caught:
             cli.main()
         text = capsys.readouterr()
@@ -380,5 +378,5 @@ def test_help_teaches(command: Any, server: Server) -> None:
     code, out, _ = command("--help")
     assert code == 0
     text = " ".join(out.split())
-    assert "kvrelay predict [OPTIONS] URL" in text
+    assert "kvrelay predict [OPTIONS]" in text
     assert "kvrelay doctor --json | kvrelay predict" in text
