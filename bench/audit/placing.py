@@ -63,8 +63,9 @@ def place(load: str, law: Law, engine: Engine, wire: Wire, seed: int = 1) -> Row
     low, high = interval(_break_even(drawn, curves, wire, wire_s))
     pays = Pays.NEVER if math.isinf(tokens) else Pays.FROM if tokens > 0 else Pays.ALWAYS
     too_long = pays is Pays.FROM and engine.max_tokens is not None and tokens > engine.max_tokens
-    # Prefill per token depends on the length: at the break-even, or at the longest that was timed.
-    at = tokens if pays is Pays.FROM else float(engine.fit.tokens[1])
+    # Prefill per token depends on the length: at the break-even if the engine gets so far.
+    longest = engine.fit.tokens[1]
+    at = tokens if 0 < tokens <= (engine.max_tokens or longest) else float(longest)
     prefill_s = engine.fit.per_token_s(at)
     row: Row = {
         "link": wire.name,
@@ -84,7 +85,7 @@ def place(load: str, law: Law, engine: Engine, wire: Wire, seed: int = 1) -> Row
             if engine.max_tokens is None or length <= engine.max_tokens
         ],
     }
-    row["extrapolated"] = _extrapolated(row, law, engine, wire, at)
+    row["extrapolated"] = _extrapolated(row, law, engine, wire)
     row["words"] = _words(row, engine)
     return row
 
@@ -127,7 +128,7 @@ def _saving(
     }
 
 
-def _extrapolated(row: Row, law: Law, engine: Engine, wire: Wire, at: float) -> list[str]:
+def _extrapolated(row: Row, law: Law, engine: Engine, wire: Wire) -> list[str]:
     """What of a row nobody has measured, each in a sentence."""
     found = []
     ratio, prefill_s = row["wire_over_prefill"], row["prefill_s_per_token"]
@@ -141,11 +142,12 @@ def _extrapolated(row: Row, law: Law, engine: Engine, wire: Wire, at: float) -> 
             f"audit: its fixed cost of {1e3 * law.fixed_s:.1f} ms is taken over from a machine "
             "of another speed"
         )
-    if row["pays"] == Pays.FROM and not _within(at, law.tokens):
+    tokens = row["tokens_at_break_even"]
+    if tokens is not None and not _within(tokens, law.tokens):
         span = _span(law.tokens, "{:,.0f}")
-        found.append(f"the break-even is at {at:,.0f} tokens; the audit relayed {span}")
+        found.append(f"the break-even is at {tokens:,.0f} tokens; the audit relayed {span}")
     longest = engine.fit.tokens[1]
-    if row["pays"] == Pays.FROM and at > longest:
+    if tokens is not None and tokens > longest:
         found.append(f"your engine was timed up to {longest:,} tokens; beyond, by its curve")
     if wire.latency_s > 0:
         found.append(
@@ -172,7 +174,9 @@ def _words(row: Row, engine: Engine) -> str:
     if row["pays"] == Pays.NEVER:
         return "relay never pays" + ("" if low is None else f"; if it does, from {low:,.0f} tokens")
     bounds = f"[{low or 0:,.0f}, {'no end' if high is None else f'{high:,.0f}'}]"
-    text = f"relay pays from {tokens:,.0f} tokens on {bounds}"
-    if not row["within_context"]:
-        text += f", which is beyond the engine's context of {engine.max_tokens:,}"
-    return text
+    if row["within_context"]:
+        return f"relay pays from {tokens:,.0f} tokens on {bounds}"
+    return (
+        f"relay does not pay within the engine's context of {engine.max_tokens:,} tokens; without "
+        f"that limit from {tokens:,.0f} on {bounds}"
+    )

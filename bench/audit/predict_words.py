@@ -77,6 +77,8 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _from(row: Row) -> str:
+    if not row["within_context"]:
+        return "beyond context"
     if row["tokens_at_break_even"] is None:
         return "any" if row["pays"] == "always" else "never"
     return f"{row['tokens_at_break_even']:,.0f}"
@@ -87,15 +89,21 @@ def _bound(tokens: float | None) -> str:
 
 
 def _savings(row: Row) -> list[str]:
-    """The saving at a few lengths, the shortest and the longest that were timed among them."""
+    """The time to the first token both ways, at the shortest and the longest length timed."""
     timed = [each for each in row["at"] if each["measured"]] or row["at"][:1]
     shown = [timed[0], timed[-1]] if len(timed) > 1 else timed
-    return [
-        f"{each['tokens']:,} tokens handed over: {1e3 * each['saving_s']:+,.0f} ms of "
-        f"{1e3 * each['recompute_s']:,.0f} ms saved [{1e3 * each['low']:+,.0f}, "
-        f"{1e3 * each['high']:+,.0f}]"
-        for each in shown
-    ]
+    return [_saving(each) for each in shown]
+
+
+def _saving(each: Row) -> str:
+    recompute_s = each["recompute_s"]
+    relay_ms, least, most = (
+        1e3 * (recompute_s - each[name]) for name in ("saving_s", "high", "low")
+    )
+    return (
+        f"{each['tokens']:,} tokens: {1e3 * recompute_s:,.0f} ms recomputed, {relay_ms:,.0f} ms "
+        f"relayed [{least:,.0f}, {most:,.0f}]"
+    )
 
 
 def _tell_extrapolated(rows: Sequence[Row]) -> None:

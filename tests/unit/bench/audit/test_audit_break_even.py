@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -309,6 +310,22 @@ def test_words_give_the_formula() -> None:
     assert "512 to 8,192 tokens" in words
     free = law_row("idle", replace(law, fixed_s=-0.01), 1)["words"]
     assert free.startswith("relay has no fixed cost, and pays at any length while r is below 0.86")
+
+
+def test_the_law_holds_for_what_the_bench_measured_on_four_links() -> None:
+    results = Path(__file__).parents[4] / "bench" / "results" / "topology.json"
+    cells = []
+    for row in json.loads(results.read_text())["rows"]:
+        names = ("relay_s", "recompute_s", "local_hit_s", "transfer_s", "copy_s")
+        seconds = {name: row[name]["median"] for name in names if name in row}
+        effect = seconds["relay_s"] - seconds["recompute_s"]
+        wire = seconds["transfer_s"] if "transfer_s" in seconds else seconds["copy_s"]
+        saved = seconds["recompute_s"] - seconds["local_hit_s"]
+        cells.append(Mean(row["tokens"], effect, wire, saved))
+    law = fit_law(cells)
+    assert law.misfit < 0.1
+    assert law.wire_factor == pytest.approx(1, abs=0.1)
+    assert law.saved_factor == pytest.approx(1, abs=0.1)
 
 
 # Roots

@@ -230,7 +230,7 @@ def test_a_break_even_beyond_what_was_timed_or_fits() -> None:
     said = "; ".join(row["extrapolated"])
     assert row["pays"] == "from" and row["tokens_at_break_even"] > 9_000
     assert not row["within_context"]
-    assert "beyond the engine's context of 9,000" in row["words"]
+    assert "not pay within the engine's context of 9,000 tokens" in row["words"]
     assert "the audit relayed 64 to 8,192" in said
     assert "timed up to 8,192 tokens" in said
 

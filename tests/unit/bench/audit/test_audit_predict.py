@@ -329,7 +329,7 @@ def test_the_command_for_people(server: Server, command: Any) -> None:
     for rate in ("1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "100 Gbit/s", "200 Gbit/s"):
         assert f"{rate}, idle: relay" in out
     assert "Extrapolated, so a guess and no measurement:" in out
-    assert "tokens handed over" in out
+    assert "ms recomputed, " in out
     assert "No link was given" in out
 
 
