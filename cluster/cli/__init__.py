@@ -1,7 +1,8 @@
 """The `kvrelay` command.
 
-Each file here holds the commands of one subject. Other packages add a group of commands by an
-entry point in the group `kvrelay.commands`, as kvrelay's own benchmarks do.
+Each file here holds the commands of one subject. Other packages add a group of commands (a typer
+app) or one command (a function) by an entry point in the group `kvrelay.commands`, as kvrelay's own
+benchmarks do.
 """
 
 from __future__ import annotations
@@ -57,9 +58,14 @@ def make_app() -> typer.Typer:
     app.add_typer(model.app, name="model")
     for entry in entry_points(group="kvrelay.commands"):
         try:
-            app.add_typer(entry.load(), name=entry.name)
+            loaded = entry.load()
         except ImportError as error:
             err.print(f"[yellow]kvrelay {entry.name} is not available:[/] {error}", highlight=False)
+            continue
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=entry.name)
+        else:
+            app.command(entry.name)(loaded)
     return app
 
 
