@@ -1,0 +1,286 @@
+"""Verdicts in plain words: a gain, a cost and "nobody knows yet" are said equally plainly."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from kvrelay.bench.audit.numbers import NOT_MEASURED, measured, percent, tokens
+from kvrelay.bench.audit.reading import (
+    SAME_NODE,
+    Analysis,
+    Estimate,
+    Row,
+    Stratum,
+    Verdict,
+    bits_per_s,
+    estimate,
+    link_order,
+    number,
+    part,
+    primary_outcome,
+    relative,
+    rows,
+    verdict_of,
+    verdict_rows,
+    words,
+)
+
+VERDICTS: dict[Verdict | None, str] = {
+    "pays": "pays",
+    "costs": "costs",
+    "no_difference": "no difference",
+    "undecided": "undecided",
+    None: NOT_MEASURED,
+}
+# What decides which colour and which mark a verdict has.
+TONES: dict[Verdict | None, str] = {
+    "pays": "pays",
+    "costs": "costs",
+    "no_difference": "same",
+    "undecided": "open",
+    None: "none",
+}
+_FORMS: dict[Verdict | None, str] = {
+    "pays": "pays",
+    "costs": "costs",
+    "no_difference": "makes no difference",
+    "undecided": "is undecided",
+    None: f"was {NOT_MEASURED}",
+}
+MEANINGS = {
+    "pays": "faster, and throughput is not worse at equal memory",
+    "costs": "slower, or throughput is worse",
+    "no difference": "whatever difference there is lies within the margin",
+    "undecided": "these data do not tell: more requests would",
+    NOT_MEASURED: "no figure with an interval",
+}
+_OUTCOMES = {
+    "ttft_s": "TTFT",
+    "e2e_s": "end-to-end time",
+    "session_s": "session time",
+    "tokens_per_s": "throughput",
+    "prefill_s": "prefill computation",
+    "wire_s": "time on the wire",
+    "bytes_moved": "bytes moved",
+    "kv_bytes": "KV memory of the engines",
+    "memory_bytes": "process memory",
+    "relay_cpu_s": "CPU time of relay work",
+    "relayed_tokens": "relayed tokens",
+    "agreement": "greedy agreement",
+    "logprob_drift": "logprob drift",
+    "perplexity": "perplexity",
+    "bleu": "BLEU",
+    "rouge_l": "ROUGE-L",
+    "correct": "right answers",
+    "failed": "failed requests",
+}
+_ARMS = {
+    "recompute": "recompute",
+    "lookup_only": "lookup only",
+    "pull_and_discard": "pull and discard",
+    "relay": "relay",
+    "policy": "relay where the cost policy says so",
+    "owner_affinity": "send it to the owner",
+    "shared_pool": "one shared engine pool",
+    "text_only": "text instead of KV",
+    "relay_raw": "relay, raw",
+    "relay_lz4": "relay, lz4",
+    "relay_split": "relay a part, compute the rest",
+}
+_LANGUAGES = {"en": "English", "zh": "Chinese"}
+_UNSAFE = {"Cc", "Cs", "Co", "Cn"}
+_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def clean(text: str) -> str:
+    """One line of text that no file format stumbles over: no control characters, no surrogates."""
+    return "".join(_character(each) for each in text)
+
+
+def outcome_words(outcome: str) -> str:
+    """What an outcome is called."""
+    return _OUTCOMES.get(outcome, clean(outcome))
+
+
+def arm_words(arm: str) -> str:
+    """What an arm is called."""
+    return _ARMS.get(arm, clean(arm))
+
+
+def link_words(link: str) -> str:
+    """ "same node", "100 Mbit/s"."""
+    if link == SAME_NODE:
+        return "same node"
+    if bits_per_s(link) is not None:
+        letter = link[-4]
+        return f"{link[:-4]}\u00a0{letter if letter == 'k' else letter.upper()}bit/s"
+    return clean(link)
+
+
+def stratum_words(stratum: Stratum, *, link: bool = True, length: bool = True) -> str:
+    """ "same node, high similarity, English, idle, 2,048 tokens"."""
+    parts = [link_words(stratum.link)] if link or stratum.tokens is None else []
+    if stratum.tokens is not None:
+        parts += [
+            f"{clean(stratum.similarity)} similarity",
+            _LANGUAGES.get(stratum.language, clean(stratum.language)),
+            clean(stratum.load),
+        ]
+        parts += [tokens(stratum.tokens)] if length else []
+    return ", ".join(parts)
+
+
+def effect_words(row: Row) -> str:
+    """An effect with its interval: relative where it is known, else in its unit."""
+    fraction, absolute = relative(row), estimate(row)
+    if fraction is not None:
+        return percent(fraction)
+    if absolute is not None:
+        return measured(absolute, words(row, "outcome"))
+    return NOT_MEASURED
+
+
+def verdict_words(row: Row) -> str:
+    """The verdict of a row of `verdicts`."""
+    return VERDICTS[verdict_of(row)]
+
+
+def verdict_line(stratum: Stratum, row: Row, outcome: str) -> str:
+    """ "same node, high similarity, English, idle, 2,048 tokens: TTFT −83 % [−85, −81]: pays"."""
+    latency = {"outcome": outcome, **part(row, "latency")}
+    effect = f"{outcome_words(words(latency, 'outcome'))} {effect_words(latency)}"
+    if verdict_of(row) is None:
+        return f"{stratum_words(stratum)}: {NOT_MEASURED}"
+    return f"{stratum_words(stratum)}: {effect}: {verdict_words(row)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Strata that differ in length only, follow each other, and have one verdict."""
+
+    strata: tuple[Stratum, ...]
+    rows: tuple[Row, ...]
+    verdict: Verdict | None
+
+
+def conditions(analysis: Analysis, arm: str) -> list[Condition]:
+    """An arm's verdicts, neighbours of one verdict together; nothing is pooled.
+
+    A run of lengths is broken by every stratum that has another verdict, so "from 512 to 4,096
+    tokens" never hides one in between.
+    """
+    found = []
+    pairs = verdict_rows(analysis, arm)
+    for _, same in groupby(pairs, key=lambda pair: (pair[0].but_tokens, pair[0].tokens is None)):
+        for verdict, run in groupby(same, key=lambda pair: verdict_of(pair[1])):
+            strata, taken = zip(*run, strict=True)
+            found.append(Condition(strata, taken, verdict))
+    return found
+
+
+def condition_line(condition: Condition, outcome: str) -> str:
+    """A condition in a sentence: the effects at both ends of its lengths, and the verdict."""
+    first, last = condition.strata[0], condition.strata[-1]
+    if len(condition.strata) == 1:
+        return verdict_line(first, condition.rows[0], outcome)
+    where = f"{stratum_words(first, length=False)}, {_lengths(first, last)}"
+    if condition.verdict is None:
+        return f"{where}: {NOT_MEASURED}"
+    ends = [effect_words({"outcome": outcome, **part(row, "latency")}) for row in condition.rows]
+    name = outcome_words(outcome)
+    return f"{where}: {name} {ends[0]} to {ends[-1]}: {VERDICTS[condition.verdict]}"
+
+
+def headline(analysis: Analysis, arm: str = "relay") -> str:
+    """How many of the strata have which verdict, in one sentence."""
+    found = [verdict_of(row) for _, row in verdict_rows(analysis, arm)]
+    if not found:
+        return f"{arm_words(arm).capitalize()} against recompute: {NOT_MEASURED}."
+    counts = {verdict: found.count(verdict) for verdict in VERDICTS}
+    parts = [
+        f"{_FORMS[verdict]} in {counts[verdict]}" for verdict in VERDICTS if counts[verdict]
+    ]
+    unit = "condition" if len(found) == 1 else "conditions"
+    return f"Of {len(found)} {unit}, {arm_words(arm)} {_listed(parts)}."
+
+
+def link_lines(analysis: Analysis, arm: str = "relay") -> list[str]:
+    """For each link how often the arm pays, and from which effect to which, with intervals."""
+    outcome = primary_outcome(analysis)
+    lines = []
+    pairs = verdict_rows(analysis, arm)
+    for link in sorted({stratum.link for stratum, _ in pairs}, key=link_order):
+        here = [row for stratum, row in pairs if stratum.link == link]
+        pays = sum(verdict_of(row) == "pays" for row in here)
+        costs = sum(verdict_of(row) == "costs" for row in here)
+        text = f"{link_words(link)}: pays in {pays} of {len(here)} conditions, costs in {costs}"
+        known = [value for row in here if (value := relative(part(row, "latency"))) is not None]
+        if known:
+            ends = min(known, key=_middle), max(known, key=_middle)
+            text += f"; {outcome_words(outcome)} from {percent(ends[0])} to {percent(ends[1])}"
+        lines.append(text)
+    return lines
+
+
+def checks_line(analysis: Analysis) -> str:
+    """How many checks passed, and which did not."""
+    found = rows(analysis, "checks")
+    if not found:
+        return f"Checks: {NOT_MEASURED}."
+    failed = [clean(words(row, "name")) for row in found if row.get("passed") is False]
+    passed = sum(row.get("passed") is True for row in found)
+    open_ones = len(found) - passed - len(failed)
+    text = f"{passed} of {len(found)} checks passed"
+    text += f"; {open_ones} {NOT_MEASURED}" if open_ones else ""
+    return f"{text}; failed: {', '.join(failed)}." if failed else f"{text}."
+
+
+def plan_line(analysis: Analysis) -> str:
+    """The plan's hash, and whether the plan was changed after data were taken."""
+    meta = part(analysis, "meta")
+    digest = clean(words(meta, "plan_sha256"))
+    if not digest:
+        return f"Plan: {NOT_MEASURED}; these data have no pre-registered plan."
+    changed = meta.get("plan_changed")
+    if changed is True:
+        state = "CHANGED after the first data were taken: read these results as exploratory"
+    elif changed is False:
+        state = "unchanged since before the first data"
+    else:
+        state = "whether it was changed is not known"
+    return f"Plan {digest}: {state}."
+
+
+def _lengths(first: Stratum, last: Stratum) -> str:
+    return f"{tokens(first.tokens or 0).partition(chr(0xA0))[0]} to {tokens(last.tokens or 0)}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _middle(value: Estimate) -> float:
+    return value.estimate
+
+
+def _character(each: str) -> str:
+    if each in "\t\n\r\u2028\u2029":
+        return " "
+    return "\ufffd" if unicodedata.category(each) in _UNSAFE or each in _TURNS else each
+
+
+def numbered(counts: Iterable[tuple[str, float | None]]) -> str:
+    """ "recompute 800, relay 790"; counts of whatever was counted."""
+    return ", ".join(
+        f"{clean(name)} {NOT_MEASURED if count is None else f'{count:,.0f}'}"
+        for name, count in counts
+    )
+
+
+def counts_of(row: Row, name: str) -> list[tuple[str, float | None]]:
+    """The counts in a mapping within a row, by name."""
+    found = part(row, name)
+    return [(str(each), number(found, each)) for each in sorted(found)]
