@@ -1,4 +1,4 @@
-"""What the article claims outside its table 5.1: thresholds, models, length, keys; one rule each."""
+"""What the article claims outside its table 5.1, with a rule for each claim."""
 
 from __future__ import annotations
 

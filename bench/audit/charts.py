@@ -35,6 +35,7 @@ from kvrelay.bench.audit.plot import (
 from kvrelay.bench.audit.reading import (
     Analysis,
     Estimate,
+    Order,
     Row,
     Stratum,
     arms,
@@ -53,6 +54,7 @@ from kvrelay.bench.audit.words import (
     VERDICTS,
     arm_words,
     clean,
+    comparison_words,
     link_words,
     outcome_words,
     stratum_words,
@@ -146,7 +148,7 @@ def direct_against_global(analysis: Analysis) -> Figure | None:
     outcome = primary_outcome(analysis)
     bars = []
     for row in rows(analysis, "direct_against_global"):
-        group = link_words(words(row, "link"))
+        group = comparison_words(row)
         group += ": they differ" if row.get("differ") is True else ""
         for name, said in (("direct", "one request relays"), ("global", "all requests relay")):
             bars.append(_effect_bar(part(row, name), said, group))
@@ -188,9 +190,13 @@ def quality(analysis: Analysis) -> Figure | None:
 def observational(analysis: Analysis) -> Figure | None:
     """The policy's own log against the randomised effect."""
     outcome = primary_outcome(analysis)
-    names = (("naive", "log, as it is"), ("adjusted", "log, adjusted"), ("randomised", "randomised"))
+    names = {"naive": "log, as it is", "adjusted": "log, adjusted", "randomised": "randomised"}
     found = part(analysis, "observational")
-    bars = [_effect_bar(part(found, name), said, "") for name, said in names if part(found, name)]
+    bars = [
+        _effect_bar(part(found, name), said, "")
+        for name, said in names.items()
+        if part(found, name)
+    ]
     title = "What the policy's own log would have made one believe"
     caption = (
         f"Change of {outcome_words(outcome)} in percent with its 95 % interval; left is faster. "
@@ -244,7 +250,7 @@ def _drawn(
     said = max(width_of(bar.words) for bar in bars) + 14
     said = min(said, 170 if is_narrow else 230)
     names = max(width_of(clean(bar.label)) for bar in bars) + 16
-    left = _EDGE + 6 if is_narrow else min(max(names, 90), 310)
+    left = _EDGE + 16 if is_narrow else min(max(names, 90), 310)
     right = width - _EDGE - said
     x = _scale(bars, band, left, right)
     used = [tone for tone in tones if any(bar.tone == tone for bar in bars)]
@@ -315,7 +321,7 @@ def _scale(
     return frame(low, high, left, right)
 
 
-def _stratum_order(pair: tuple[Stratum, list[Bar]]) -> tuple[object, ...]:
+def _stratum_order(pair: tuple[Stratum, list[Bar]]) -> Order:
     return pair[0].order
 
 

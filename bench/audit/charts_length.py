@@ -101,23 +101,22 @@ def by_length(analysis: Analysis) -> Figure | None:
 
 def saturation(analysis: Analysis) -> Figure | None:
     """Mean outcome of those that recompute and those that relay, by the share that may relay."""
-    panels = []
-    outcomes = list(dict.fromkeys(words(row, "outcome") for row in rows(analysis, "saturation")))
-    for outcome in outcomes:
-        if not outcome.endswith("_s") or outcome.endswith("per_s"):
+    found: dict[tuple[str, str], dict[int, list[Point]]] = {}
+    for row in rows(analysis, "saturation"):
+        outcome, share = words(row, "outcome"), number(row, "share")
+        if share is None or not outcome.endswith("_s") or outcome.endswith("per_s"):
             continue  # the axis is in seconds; the table has the rest
-        points: dict[int, list[Point]] = {0: [], 1: []}
-        for row in rows(analysis, "saturation"):
-            share = number(row, "share")
-            if words(row, "outcome") != outcome or share is None:
-                continue
-            for series, side in enumerate(("control", "treated")):
-                value = mean_of(row, side)
-                if value is not None:
-                    hint = f"{100 * share:.0f} %: {measured(value, outcome, sign=False)}"
-                    points[series].append(Point(100 * share, value, hint))
-        if any(points.values()):
-            panels.append(Panel(outcome_words(outcome), points))
+        points = found.setdefault((words(row, "stratum"), outcome), {0: [], 1: []})
+        for series, side in enumerate(("control", "treated")):
+            value = mean_of(row, side)
+            if value is not None:
+                hint = f"{100 * share:.0f} %: {measured(value, outcome, sign=False)}"
+                points[series].append(Point(100 * share, value, hint))
+    panels = [
+        Panel(_panel_title(*place), points)
+        for place, points in found.items()
+        if any(points.values())
+    ]
     if not panels:
         return None
     title = "What relay does to others: both arms by the share that may relay"
@@ -128,6 +127,11 @@ def saturation(analysis: Analysis) -> Figure | None:
     names = ["requests that recompute", "requests that relay"]
     axes = ("mean, s", "share that may relay, %")
     return _grid_of("saturation", title, caption, panels, names, axes, is_log=False)
+
+
+def _panel_title(stratum: str, outcome: str) -> str:
+    where = f": {stratum_words(Stratum.parse(stratum))}" if stratum else ""
+    return outcome_words(outcome) + where
 
 
 def _point(stratum: Stratum, value: Estimate) -> Point:

@@ -178,7 +178,8 @@ def _level(crossing: Crossing, x: LogScale, y: LogScale) -> list[str]:
 def _diamond(x: float, y: float, hint: str = "") -> str:
     name = f"<title>{hint}</title>" if hint else ""
     points = f"{x:g},{y - 7:g} {x + 7:g},{y:g} {x:g},{y + 7:g} {x - 7:g},{y:g}"
-    return f'<polygon points="{points}" fill="{PAPER}" stroke="{INK}" stroke-width="2">{name}</polygon>'
+    paint = f'fill="{PAPER}" stroke="{INK}" stroke-width="2"'
+    return f'<polygon points="{points}" {paint}>{name}</polygon>'
 
 
 def _link_names(

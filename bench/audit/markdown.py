@@ -9,7 +9,7 @@ from kvrelay.bench.audit.blocks import Section, Table
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.page import TITLE
 from kvrelay.bench.audit.reading import Analysis, part, primary_outcome, words
-from kvrelay.bench.audit.sections import CAUTION, sections
+from kvrelay.bench.audit.contents import CAUTION, sections
 from kvrelay.bench.audit.words import (
     checks_line,
     clean,

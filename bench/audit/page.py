@@ -12,7 +12,7 @@ from html import escape
 from kvrelay.bench.audit.blocks import Cell, Figure, Section, Table
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.reading import Analysis, part, rows, words
-from kvrelay.bench.audit.sections import sections
+from kvrelay.bench.audit.contents import sections
 from kvrelay.bench.audit.style import SHEET
 from kvrelay.bench.audit.words import checks_line, clean, headline, link_lines, plan_line
 
@@ -142,7 +142,8 @@ def _cell(cell: Cell) -> str:
     text = escape(cell.text)
     if cell.tone:
         return f'<span class="tag {cell.tone}">{text}</span>'
-    return f'<span class="missing">{text}</span>' if cell.text == NOT_MEASURED else f"<span>{text}</span>"
+    kind = ' class="missing"' if cell.text == NOT_MEASURED else ""
+    return f"<span{kind}>{text}</span>"
 
 
 def _code(text: str) -> str:

@@ -113,7 +113,8 @@ def label(
 
 def tick_words(value: float) -> str:
     """A number at an axis that has a zero."""
-    return f"{value:+,.6g}".replace("-", "−") if value else "0"
+    form = "+,.6g" if abs(value) < 1e5 else "+.0e"
+    return f"{value:{form}}".replace("-", "−") if value else "0"
 
 
 def across(

@@ -19,9 +19,13 @@ Verdict = Literal["pays", "costs", "no_difference", "undecided"]
 _VERDICTS: tuple[Verdict, ...] = ("pays", "costs", "no_difference", "undecided")
 _SIMILARITY = ("high", "medium", "low")
 _LOAD = ("idle", "busy")
+_DESIGNS = ("paired", "randomised", "sessions")
+_ESTIMATORS = ("neyman", "stratified", "lin_hc2", "aipw")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g|t)bit")
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 SAME_NODE = "same-node"
+_Place = tuple[int, str]
+Order = tuple[tuple[int, float, str], _Place, _Place, _Place, int]
 _MOST = 1e100
 
 
@@ -64,7 +68,7 @@ class Stratum:
         return cls(label, parts[0], int(parts[1]), *parts[2:])
 
     @property
-    def order(self) -> tuple[object, ...]:
+    def order(self) -> Order:
         """Near links first, then similar before different, idle before busy, short before long."""
         return (
             link_order(self.link),
@@ -181,24 +185,21 @@ def effects(analysis: Analysis, **fields: object) -> list[Row]:
 def best_by_stratum(found: list[Row]) -> list[tuple[Stratum, Row]]:
     """One effect for each stratum: of several estimators the one that assumes least.
 
-    A difference of means within the randomised stratum assumes nothing beyond the design;
-    adjusted estimators are shown beside it, not instead of it.
+    Paired designs come first, as verdicts have it. A difference of means within the stratum
+    assumes nothing beyond the design; adjusted estimators are shown beside it, not instead of it.
     """
-    preferred = ("neyman", "stratified", "lin_hc2", "aipw")
     chosen: dict[str, Row] = {}
-    for row in found:
-        label = words(row, "stratum")
-        if row.get("stratum") is None or row.get("estimator") not in preferred:
-            continue
-        if relative(row) is None and estimate(row) is None:
-            continue
-        other = chosen.get(label)
-        place = preferred.index(words(row, "estimator"))
-        if other is None or place < preferred.index(words(other, "estimator")):
-            chosen[label] = row
+    for row in sorted(found, key=_assumptions):
+        is_known = relative(row) is not None or estimate(row) is not None
+        if row.get("stratum") is not None and is_known and row.get("estimator") in _ESTIMATORS:
+            chosen.setdefault(words(row, "stratum"), row)
     pairs = [(Stratum.parse(label), row) for label, row in chosen.items()]
     return sorted(pairs, key=lambda pair: pair[0].order)
 
 
-def _place(value: str, known: tuple[str, ...]) -> tuple[int, str]:
+def _assumptions(row: Row) -> tuple[_Place, _Place]:
+    return _place(words(row, "design"), _DESIGNS), _place(words(row, "estimator"), _ESTIMATORS)
+
+
+def _place(value: str, known: tuple[str, ...]) -> _Place:
     return (known.index(value), "") if value in known else (len(known), value)

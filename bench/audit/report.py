@@ -29,7 +29,9 @@ def write(folder: Path) -> list[Path]:
     analysis = read(folder / ANALYSIS)
     contents = {PAGE: page.render(analysis), SUMMARY: markdown.render(analysis)}
     drawn = charts_map.break_even_map(analysis)
-    if drawn is not None:
+    if drawn is None:
+        (folder / PICTURE).unlink(missing_ok=True)  # of an earlier analysis
+    else:
         contents[PICTURE] = standalone(drawn)
     for name, content in contents.items():
         write_atomically(folder / name, content)

@@ -19,6 +19,7 @@ from kvrelay.bench.audit.numbers import (
 from kvrelay.bench.audit.reading import (
     Analysis,
     Estimate,
+    Order,
     Row,
     Stratum,
     effects,
@@ -34,8 +35,11 @@ from kvrelay.bench.audit.reading import (
 )
 from kvrelay.bench.audit.words import (
     TONES,
+    all_checks,
     arm_words,
+    check_words,
     clean,
+    comparison_words,
     counts_of,
     effect_words,
     link_words,
@@ -171,13 +175,13 @@ def global_table(analysis: Analysis) -> Table:
         outcome = {"outcome": words(row, "outcome") or primary_outcome(analysis)}
         found.append(
             [
-                link_words(words(row, "link")),
+                comparison_words(row),
                 effect_words(outcome | dict(part(row, "direct"))),
                 effect_words(outcome | dict(part(row, "global"))),
                 _differ(row),
             ]
         )
-    columns = ["Link", "Direct effect", "Global effect", "Compared"]
+    columns = ["Conditions", "Direct effect", "Global effect", "Compared"]
     return table("Direct against global effect", columns, found)
 
 
@@ -189,12 +193,13 @@ def saturation_table(analysis: Analysis) -> Table:
         found.append(
             [
                 _share_of_requests(row),
+                _stratum(row),
                 outcome_words(outcome),
                 _mean(row, "control"),
                 _mean(row, "treated"),
             ]
         )
-    columns = ["Share that may relay", "Outcome", "Those that recompute", "Those that relay"]
+    columns = ["May relay", "Conditions", "Outcome", "Those that recompute", "Those that relay"]
     return table("Effect on others, by how many relay", columns, found)
 
 
@@ -265,15 +270,24 @@ def checks_table(analysis: Analysis) -> Table:
     """What must hold for the effects to be believed."""
     found = [
         [
-            _plain(row, "name"),
+            check_words(row),
             _passed(row),
             _or_not(number(row, "statistic"), 3),
             p_value(number(row, "p")),
             clean(words(row, "words")),
         ]
-        for row in rows(analysis, "checks")
+        for row in all_checks(analysis)
     ]
     return table("Checks", ["Check", "Result", "Statistic", "p", "In words"], found)
+
+
+def graph_table(analysis: Analysis) -> Table:
+    """What the causal graph says about the designs, and whether it does."""
+    found = [
+        [_plain(row, "words"), _passed({"passed": row.get("holds")})]
+        for row in rows(analysis, "identification")
+    ]
+    return table("What the causal graph says", ["Statement", "Result"], found)
 
 
 def observational_table(analysis: Analysis) -> Table:
@@ -306,6 +320,7 @@ def record_table(analysis: Analysis) -> Table:
         ["Requests", count(meta, "rows")],
         ["Sessions", count(meta, "sessions")],
         ["Requests by arm", numbered(counts_of(meta, "arms")) or NOT_MEASURED],
+        ["Assumed for columns that the data lack", _assumed(meta)],
         ["Excluded", _excluded(meta)],
     ]
     return table("The record", ["What", "Value"], found)
@@ -343,8 +358,9 @@ def count(row: Row, name: str) -> str:
     return NOT_MEASURED if value is None else unsigned(value, 0)
 
 
-def _outcome_order(row: Row) -> tuple[object, ...]:
-    return words(row, "outcome"), Stratum.parse(words(row, "stratum")).order, words(row, "estimator")
+def _outcome_order(row: Row) -> tuple[str, Order, str]:
+    stratum = Stratum.parse(words(row, "stratum"))
+    return words(row, "outcome"), stratum.order, words(row, "estimator")
 
 
 def _maybe(form: Callable[[Estimate], str], value: Estimate | None) -> str:
@@ -412,6 +428,13 @@ def _passed(row: Row) -> Cell:
     if not isinstance(passed, bool):
         return Cell(NOT_MEASURED, "none")
     return Cell("pass", "pays") if passed else Cell("FAIL", "costs")
+
+
+def _assumed(meta: Row) -> str:
+    found = meta.get("assumed")
+    if not isinstance(found, list):
+        return NOT_MEASURED
+    return ", ".join(clean(str(each)) for each in found) or "nothing"
 
 
 def _excluded(meta: Row) -> str:

@@ -54,7 +54,7 @@ MEANINGS = {
     "pays": "faster, and throughput is not worse at equal memory",
     "costs": "slower, or throughput is worse",
     "no difference": "whatever difference there is lies within the margin",
-    "undecided": "these data do not tell: more requests would",
+    "undecided": "these data do not tell; often it is throughput that is not known well enough",
     NOT_MEASURED: "no figure with an interval",
 }
 _OUTCOMES = {
@@ -89,6 +89,16 @@ _ARMS = {
     "relay_raw": "relay, raw",
     "relay_lz4": "relay, lz4",
     "relay_split": "relay a part, compute the rest",
+}
+_CHECKS = {
+    "srm": "arms have the shares that they were assigned",
+    "aa": "the control does not differ from itself",
+    "carry_over": "nothing is carried over from what came before",
+    "manipulation": "bytes really moved, and for relay only",
+    "negative_control": "cosine has no effect given the shared prefix",
+    "placebo": "a placebo has no effect",
+    "random_common_cause": "a random covariate changes nothing",
+    "conservation": "the parts of a request fit into the whole",
 }
 _LANGUAGES = {"en": "English", "zh": "Chinese"}
 _UNSAFE = {"Cc", "Cs", "Co", "Cn"}
@@ -150,11 +160,11 @@ def verdict_words(row: Row) -> str:
 
 def verdict_line(stratum: Stratum, row: Row, outcome: str) -> str:
     """ "same node, high similarity, English, idle, 2,048 tokens: TTFT −83 % [−85, −81]: pays"."""
-    latency = {"outcome": outcome, **part(row, "latency")}
-    effect = f"{outcome_words(words(latency, 'outcome'))} {effect_words(latency)}"
     if verdict_of(row) is None:
         return f"{stratum_words(stratum)}: {NOT_MEASURED}"
-    return f"{stratum_words(stratum)}: {effect}: {verdict_words(row)}"
+    effect = f"{outcome_words(outcome)} {_latency_words(row, outcome)}"
+    return f"{stratum_words(stratum)}: {effect}: {verdict_words(row)}{_although(row)}"
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +199,10 @@ def condition_line(condition: Condition, outcome: str) -> str:
     where = f"{stratum_words(first, length=False)}, {_lengths(first, last)}"
     if condition.verdict is None:
         return f"{where}: {NOT_MEASURED}"
-    ends = [effect_words({"outcome": outcome, **part(row, "latency")}) for row in condition.rows]
-    name = outcome_words(outcome)
-    return f"{where}: {name} {ends[0]} to {ends[-1]}: {VERDICTS[condition.verdict]}"
+    short, long = (_latency_words(condition.rows[place], outcome) for place in (0, -1))
+    effect = f"{outcome_words(outcome)} {short} at the shortest, {long} at the longest"
+    although = next(filter(None, map(_although, condition.rows)), "")
+    return f"{where}: {effect}: {VERDICTS[condition.verdict]}{although}"
 
 
 def headline(analysis: Analysis, arm: str = "relay") -> str:
@@ -225,12 +236,25 @@ def link_lines(analysis: Analysis, arm: str = "relay") -> list[str]:
     return lines
 
 
+def all_checks(analysis: Analysis) -> list[Row]:
+    """The checks of an analysis, and of those that every audit should have the missing ones."""
+    found = rows(analysis, "checks")
+    names = {words(row, "name") for row in found}
+    return [*found, *({"name": name} for name in _CHECKS if name not in names)]
+
+
+def check_words(row: Row) -> str:
+    """What a check is called."""
+    name = words(row, "name")
+    return _CHECKS.get(name, clean(name)) or NOT_MEASURED
+
+
 def checks_line(analysis: Analysis) -> str:
     """How many checks passed, and which did not."""
-    found = rows(analysis, "checks")
-    if not found:
+    found = all_checks(analysis)
+    if not rows(analysis, "checks"):
         return f"Checks: {NOT_MEASURED}."
-    failed = [clean(words(row, "name")) for row in found if row.get("passed") is False]
+    failed = [check_words(row) for row in found if row.get("passed") is False]
     passed = sum(row.get("passed") is True for row in found)
     open_ones = len(found) - passed - len(failed)
     text = f"{passed} of {len(found)} checks passed"
@@ -270,6 +294,25 @@ def _character(each: str) -> str:
     if each in "\t\n\r\u2028\u2029":
         return " "
     return "\ufffd" if unicodedata.category(each) in _UNSAFE or each in _TURNS else each
+
+
+def _latency_words(row: Row, outcome: str) -> str:
+    return effect_words({"outcome": outcome, **part(row, "latency")})
+
+
+def _although(row: Row) -> str:
+    """Why a stratum in which the arm is faster does not pay: what else was looked at."""
+    value = relative(part(row, "latency")) or estimate(part(row, "latency"))
+    if value is None or value.sign >= 0 or verdict_of(row) in ("pays", "no_difference", None):
+        return ""
+    return f" (although faster: throughput {effect_words(part(row, 'throughput'))})"
+
+
+def comparison_words(row: Row) -> str:
+    """Where a direct and a global effect were compared: conditions if known, else the link."""
+    label, arm = words(row, "stratum"), words(row, "arm")
+    where = stratum_words(Stratum.parse(label)) if label else link_words(words(row, "link"))
+    return f"{where}, {arm_words(arm)}" if arm else where
 
 
 def numbered(counts: Iterable[tuple[str, float | None]]) -> str:

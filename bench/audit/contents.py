@@ -17,9 +17,9 @@ from kvrelay.bench.audit.words import (
 
 CAUTION = (
     "These figures are this machine's. Prefill on a CPU is slow, so a transfer has much to save: "
-    "that makes relay look better than it is on a GPU. What carries over is the map: seconds on "
-    "the wire per token over seconds of prefill per token, and the fixed cost in tokens of prefill. "
-    "Find your own engine, model and link on it with `kvrelay predict`."
+    "that makes relay look better than it is on a GPU. What carries over is the map: wire seconds "
+    "per token over prefill seconds per token, and the fixed cost in tokens of prefill. Find your "
+    "own engine, model and link on it with `kvrelay predict`."
 )
 _READING = (
     "Every effect is relay minus recompute: negative seconds are faster. Brackets are 95 % "
@@ -84,13 +84,14 @@ def _break_even(analysis: Analysis) -> Section:
 def _others(analysis: Analysis) -> Section:
     said = (
         "A request may gain by relay while all lose, since they share the link: the direct effect "
-        "compares requests side by side, the global one a system that relays with one that does not."
+        "compares requests side by side, the global one a system that relays and one that does not."
     )
+    drawn = [charts.direct_against_global(analysis), charts_length.saturation(analysis)]
     return Section(
         "global",
         "Direct against global effect",
         (said,),
-        figures=_known([charts.direct_against_global(analysis), charts_length.saturation(analysis)]),
+        figures=_known(drawn),
         tables=(tables.global_table(analysis), tables.saturation_table(analysis)),
     )
 
@@ -129,7 +130,8 @@ def _article(analysis: Analysis) -> Section:
 
 def _checks(analysis: Analysis) -> Section:
     said = "If one of these fails, the effects above are not to be believed without a reason why."
-    return Section("checks", "Checks", (said,), tables=(tables.checks_table(analysis),))
+    found = (tables.checks_table(analysis), tables.graph_table(analysis))
+    return Section("checks", "Checks", (said,), tables=found)
 
 
 def _estimates(analysis: Analysis) -> Section:
