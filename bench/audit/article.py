@@ -31,7 +31,7 @@ from kvrelay.bench.audit.article_rules import (
 from kvrelay.bench.audit.blocks import Cell, Table, table
 from kvrelay.bench.audit.numbers import percent, seconds
 from kvrelay.bench.audit.reading import Analysis
-from kvrelay.bench.audit.words import clean, outcome_words
+from kvrelay.bench.audit.names import clean, outcome_words
 
 VERDICTS = {"confirmed": "confirmed", "refuted": "refuted", "not_testable": "not testable here"}
 _TONES = {"confirmed": "pays", "refuted": "costs", "not_testable": "none"}

@@ -30,7 +30,7 @@ from kvrelay.bench.audit.reading import (
     rows,
     words,
 )
-from kvrelay.bench.audit.words import stratum_words
+from kvrelay.bench.audit.names import stratum_words
 
 Outcome = Literal["confirmed", "refuted", "not_testable"]
 Found = Sequence[tuple[Stratum, Estimate]]
@@ -134,9 +134,13 @@ def saved(analysis: Analysis) -> Found:
 
 
 def transfers(analysis: Analysis) -> Found:
-    """Seconds on the wire; recompute has none, so that the effect is what relay takes."""
-    pairs = best_by_stratum(effects(analysis, arm="relay", estimand="direct", outcome="wire_s"))
-    return [(stratum, value) for stratum, row in pairs if (value := estimate(row)) is not None]
+    """Seconds on the wire of a request that relays, by stratum (section `transfers`)."""
+    found = [
+        (Stratum.parse(words(row, "stratum")), value)
+        for row in rows(analysis, "transfers")
+        if row.get("arm") == "relay" and (value := estimate(row)) is not None
+    ]
+    return sorted(found, key=lambda pair: pair[0].order)
 
 
 def at_level(found: Found, levels: Sequence[str]) -> Found:

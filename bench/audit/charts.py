@@ -29,7 +29,6 @@ from kvrelay.bench.audit.plot import (
     sign_tone,
     tick_words,
     tone_colour,
-    verdict_tone,
     width_of,
 )
 from kvrelay.bench.audit.reading import (
@@ -50,21 +49,14 @@ from kvrelay.bench.audit.reading import (
     verdict_rows,
     words,
 )
-from kvrelay.bench.audit.words import (
-    VERDICTS,
-    arm_words,
-    clean,
-    comparison_words,
-    link_words,
-    outcome_words,
-    stratum_words,
-)
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
+from kvrelay.bench.audit.words import TONES, VERDICTS, comparison_words
 from kvrelay.cluster.scales import LinearScale
 from kvrelay.cluster.svg import line
 
 _ROW, _TALL_ROW, _GROUP, _EDGE = 24, 42, 30, 8
 _SIGNS = {"pays": "faster", "costs": "slower", "open": "undecided", "none": NOT_MEASURED}
-_VERDICT_WORDS = {verdict_tone(verdict): said for verdict, said in VERDICTS.items()}
+_VERDICT_WORDS = {TONES[verdict]: said for verdict, said in VERDICTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ def forest(analysis: Analysis, arm: str = "relay") -> Figure | None:
                 stratum_words(stratum, link=False),
                 None if value is None else value.scaled(100.0),
                 NOT_MEASURED if value is None else percent(value),
-                "none" if value is None else verdict_tone(verdict_of(row)),
+                "none" if value is None else TONES[verdict_of(row)],
                 link_words(stratum.link),
             )
         )
@@ -113,7 +105,7 @@ def every_arm(analysis: Analysis) -> Figure | None:
                 arm_words(arm),
                 None if value is None else value.scaled(100.0),
                 NOT_MEASURED if value is None else percent(value),
-                "none" if value is None else verdict_tone(verdict_of(row)),
+                "none" if value is None else TONES[verdict_of(row)],
                 stratum_words(stratum),
             )
             found.setdefault(stratum, []).append(bar)
@@ -162,20 +154,24 @@ def direct_against_global(analysis: Analysis) -> Figure | None:
 
 
 def quality(analysis: Analysis) -> Figure | None:
-    """Differences of quality in units of their margins."""
+    """Differences of quality in units of their margins, over all strata where that was tested."""
     bars = []
-    for row in rows(analysis, "quality"):
+    found = rows(analysis, "quality")
+    whole = {_of_quality(row) for row in found if row.get("stratum") is None}
+    for row in found:
+        if row.get("stratum") is not None and _of_quality(row) in whole:
+            continue  # the table has it
         value = estimate(row, "difference", "low90", "high90")
         margin = number(row, "margin")
-        group = f"{arm_words(words(row, 'arm'))}: {outcome_words(words(row, 'measure'))}"
-        name = "all conditions"
+        measure, name = outcome_words(words(row, "measure")), arm_words(words(row, "arm"))
         if row.get("stratum") is not None:
-            name = stratum_words(Stratum.parse(words(row, "stratum")))
+            name = f"{name}: {stratum_words(Stratum.parse(words(row, 'stratum')))}"
         if value is None or margin is None or margin <= 0:
-            bars.append(Bar(name, None, NOT_MEASURED, "none", group))
+            bars.append(Bar(name, None, NOT_MEASURED, "none", measure))
             continue
         tone = "pays" if row.get("equivalent") is True else "open"
-        bars.append(Bar(name, value.scaled(1 / margin), interval(value, ""), tone, group))
+        bars.append(Bar(name, value.scaled(1 / margin), interval(value, ""), tone, measure))
+    bars.sort(key=lambda bar: bar.group)
     title = "Quality against recompute, within margins fixed beforehand"
     caption = (
         "Difference over its margin with its 90 % interval; the words give the difference itself. "
@@ -204,6 +200,10 @@ def observational(analysis: Analysis) -> Figure | None:
     )
     axis = f"change of {outcome_words(outcome)}, %"
     return _bars("observational", title, caption, axis, bars, _SIGNS)
+
+
+def _of_quality(row: Row) -> tuple[str, str]:
+    return words(row, "measure"), words(row, "arm")
 
 
 def _effect_bar(row: Row, name: str, group: str) -> Bar:
@@ -249,8 +249,8 @@ def _drawn(
     row_height = _TALL_ROW if is_narrow else _ROW
     said = max(width_of(bar.words) for bar in bars) + 14
     said = min(said, 170 if is_narrow else 230)
-    names = max(width_of(clean(bar.label)) for bar in bars) + 16
-    left = _EDGE + 16 if is_narrow else min(max(names, 90), 310)
+    names = max(width_of(clean(bar.label)) for bar in bars) + _EDGE + 14
+    left = _EDGE + 16 if is_narrow else min(max(names, 90), 336)
     right = width - _EDGE - said
     x = _scale(bars, band, left, right)
     used = [tone for tone in tones if any(bar.tone == tone for bar in bars)]

@@ -40,7 +40,7 @@ from kvrelay.bench.audit.reading import (
     words,
 )
 from kvrelay.bench.audit.tables import mean_of
-from kvrelay.bench.audit.words import clean, link_words, outcome_words, stratum_words
+from kvrelay.bench.audit.names import clean, link_words, outcome_words, stratum_words
 from kvrelay.cluster.scales import LinearScale, LogScale
 from kvrelay.cluster.svg import line
 

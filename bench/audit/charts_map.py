@@ -29,7 +29,7 @@ from kvrelay.bench.audit.plot import (
     width_of,
 )
 from kvrelay.bench.audit.reading import Analysis, Row, estimate, number, part, rows, words
-from kvrelay.bench.audit.words import clean, link_words
+from kvrelay.bench.audit.names import clean, link_words
 from kvrelay.cluster.scales import LogScale
 from kvrelay.cluster.svg import line
 

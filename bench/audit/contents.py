@@ -8,12 +8,8 @@ from kvrelay.bench.audit import article, charts, charts_length, charts_map, tabl
 from kvrelay.bench.audit.blocks import Figure, Section
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.reading import Analysis, arms, part, primary_outcome, words
-from kvrelay.bench.audit.words import (
-    MEANINGS,
-    clean,
-    condition_line,
-    conditions,
-)
+from kvrelay.bench.audit.names import clean
+from kvrelay.bench.audit.words import MEANINGS, condition_line, conditions
 
 CAUTION = (
     "These figures are this machine's. Prefill on a CPU is slow, so a transfer has much to save: "
@@ -124,7 +120,11 @@ def _article(analysis: Analysis) -> Section:
         "article",
         "The article's claims",
         (article.basis(analysis), said),
-        tables=(article.table_5_1(analysis), article.claims_table(analysis)),
+        tables=(
+            article.table_5_1(analysis),
+            article.claims_table(analysis),
+            tables.similarity_table(analysis),
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvrelay.bench.audit.numbers import NOT_MEASURED, tokens
 from kvrelay.bench.audit.reading import Row, estimate, number, rows, words
-from kvrelay.bench.audit.words import clean
+from kvrelay.bench.audit.names import clean
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.page import TITLE
 from kvrelay.bench.audit.reading import Analysis, part, primary_outcome, words
 from kvrelay.bench.audit.contents import CAUTION, sections
+from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.words import (
     checks_line,
-    clean,
     condition_line,
     conditions,
     headline,

@@ -14,7 +14,8 @@ from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.reading import Analysis, part, rows, words
 from kvrelay.bench.audit.contents import sections
 from kvrelay.bench.audit.style import SHEET
-from kvrelay.bench.audit.words import checks_line, clean, headline, link_lines, plan_line
+from kvrelay.bench.audit.names import clean
+from kvrelay.bench.audit.words import checks_line, headline, link_lines, plan_line
 
 TITLE = "Where relaying KV caches pays: a causal audit"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from html import escape
 
 from kvrelay.bench.audit.blocks import Figure
-from kvrelay.bench.audit.reading import Estimate, Verdict
-from kvrelay.bench.audit.style import VARIABLES
-from kvrelay.bench.audit.words import clean
+from kvrelay.bench.audit.reading import Estimate
+from kvrelay.bench.audit.style import HALO, VARIABLES
+from kvrelay.bench.audit.names import clean
 from kvrelay.cluster.scales import LinearScale
 from kvrelay.cluster.svg import inline, line, text
 
@@ -23,7 +23,7 @@ SMALL = 12
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 7))
 _LETTER = 0.56  # of the size: a letter's mean width in the usual fonts without serifs
 _SHAPES = ("circle", "square", "triangle", "diamond")
-# Shape and fill by tone; see `words.TONES`.
+# Shape and fill by tone; `words.TONES` says which verdict has which.
 _MARKS = {
     "pays": ("circle", True),
     "costs": ("square", True),
@@ -70,13 +70,6 @@ def sign_tone(value: Estimate | None) -> str:
     if value is None:
         return "none"
     return {-1: "pays", 0: "open", 1: "costs"}[value.sign]
-
-
-def verdict_tone(verdict: Verdict | None) -> str:
-    """The tone of a verdict."""
-    return {"pays": "pays", "costs": "costs", "no_difference": "same", "undecided": "open"}.get(
-        verdict or "", "none"
-    )
 
 
 def width_of(words: str, size: int = SMALL) -> float:
@@ -215,4 +208,4 @@ def standalone(figure_: Figure) -> str:
     opening, rest = figure_.wide.split("\n", 1)
     opening = opening.replace("<svg ", f'<svg width="{WIDE}" fill="{INK}" ', 1)
     ground = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
-    return "\n".join([opening, f"<style>{VARIABLES}</style>", ground, rest, ""])
+    return "\n".join([opening, f"<style>{VARIABLES}text{{{HALO}}}</style>", ground, rest, ""])

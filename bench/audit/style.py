@@ -22,6 +22,8 @@ VARIABLES = (
     f":root{{{_LIGHT}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
 )
+# Letters stand out from lines that they lie on.
+HALO = "paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round"
 
 SHEET = f"""{VARIABLES}
 :root{{color-scheme:light dark}}
@@ -56,7 +58,7 @@ figure{{margin:18px 0}}
 figure svg{{display:block;width:100%;height:auto;fill:var(--ink)}}
 figure .wide{{max-width:920px}}
 figure .narrow{{display:none}}
-figure svg text{{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}}
+figure svg text{{{HALO}}}
 figcaption{{color:var(--grey);font-size:.9rem;margin-top:6px;max-width:80ch}}
 .scroll{{overflow-x:auto}}
 table{{border-collapse:collapse;width:100%;font-size:.88rem;line-height:1.4;

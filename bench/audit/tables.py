@@ -33,23 +33,20 @@ from kvrelay.bench.audit.reading import (
     verdict_rows,
     words,
 )
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.words import (
     TONES,
     all_checks,
-    arm_words,
     check_words,
-    clean,
     comparison_words,
     counts_of,
     effect_words,
-    link_words,
     numbered,
-    outcome_words,
-    stratum_words,
     verdict_words,
 )
 
 _ALL_STRATA = "all conditions"
+_MANY = 16  # rows that a table may have unfolded
 
 
 def verdict_table(analysis: Analysis, arm: str) -> Table:
@@ -233,7 +230,22 @@ def quality_table(analysis: Analysis) -> Table:
             ]
         )
     columns = ["Measure", "Arm", "Conditions", "Difference [90 %]", "Margin", "Verdict", "n"]
-    return table("Quality against recompute", columns, found)
+    is_long = len(found) > _MANY
+    return table("Quality against recompute", columns, found, is_folded=is_long)
+
+
+def similarity_table(analysis: Analysis) -> Table:
+    """How alike the prompts of each level are, by every measure that was taken."""
+    found = [
+        [
+            _plain(row, "level"),
+            _plain(row, "measure").replace("_", " "),
+            _maybe(lambda value: interval(value, "", sign=False), estimate(row, "mean")),
+            count(row, "n"),
+        ]
+        for row in rows(analysis, "similarity")
+    ]
+    return table("How alike prompts are", ["Level", "Measure", "Mean", "Requests"], found)
 
 
 def controls_table(analysis: Analysis) -> Table:

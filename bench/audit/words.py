@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.numbers import NOT_MEASURED, measured, percent, tokens
 from kvrelay.bench.audit.reading import (
-    SAME_NODE,
     Analysis,
     Estimate,
     Row,
     Stratum,
     Verdict,
-    bits_per_s,
     estimate,
     link_order,
     number,
@@ -57,39 +55,6 @@ MEANINGS = {
     "undecided": "these data do not tell; often it is throughput that is not known well enough",
     NOT_MEASURED: "no figure with an interval",
 }
-_OUTCOMES = {
-    "ttft_s": "TTFT",
-    "e2e_s": "end-to-end time",
-    "session_s": "session time",
-    "tokens_per_s": "throughput",
-    "prefill_s": "prefill computation",
-    "wire_s": "time on the wire",
-    "bytes_moved": "bytes moved",
-    "kv_bytes": "KV memory of the engines",
-    "memory_bytes": "process memory",
-    "relay_cpu_s": "CPU time of relay work",
-    "relayed_tokens": "relayed tokens",
-    "agreement": "greedy agreement",
-    "logprob_drift": "logprob drift",
-    "perplexity": "perplexity",
-    "bleu": "BLEU",
-    "rouge_l": "ROUGE-L",
-    "correct": "right answers",
-    "failed": "failed requests",
-}
-_ARMS = {
-    "recompute": "recompute",
-    "lookup_only": "lookup only",
-    "pull_and_discard": "pull and discard",
-    "relay": "relay",
-    "policy": "relay where the cost policy says so",
-    "owner_affinity": "send it to the owner",
-    "shared_pool": "one shared engine pool",
-    "text_only": "text instead of KV",
-    "relay_raw": "relay, raw",
-    "relay_lz4": "relay, lz4",
-    "relay_split": "relay a part, compute the rest",
-}
 _CHECKS = {
     "srm": "arms have the shares that they were assigned",
     "aa": "the control does not differ from itself",
@@ -100,49 +65,6 @@ _CHECKS = {
     "random_common_cause": "a random covariate changes nothing",
     "conservation": "the parts of a request fit into the whole",
 }
-_LANGUAGES = {"en": "English", "zh": "Chinese"}
-_UNSAFE = {"Cc", "Cs", "Co", "Cn"}
-_TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
-def clean(text: str) -> str:
-    """One line of text that no file format stumbles over: no control characters, no surrogates."""
-    return "".join(_character(each) for each in text)
-
-
-def outcome_words(outcome: str) -> str:
-    """What an outcome is called."""
-    return _OUTCOMES.get(outcome, clean(outcome))
-
-
-def arm_words(arm: str) -> str:
-    """What an arm is called."""
-    return _ARMS.get(arm, clean(arm))
-
-
-def link_words(link: str) -> str:
-    """ "same node", "100 Mbit/s"."""
-    if link == SAME_NODE:
-        return "same node"
-    if bits_per_s(link) is not None:
-        letter = link[-4]
-        return f"{link[:-4]}\u00a0{letter if letter == 'k' else letter.upper()}bit/s"
-    return clean(link)
-
-
-def stratum_words(stratum: Stratum, *, link: bool = True, length: bool = True) -> str:
-    """ "same node, high similarity, English, idle, 2,048 tokens"."""
-    parts = [link_words(stratum.link)] if link or stratum.tokens is None else []
-    if stratum.tokens is not None:
-        parts += [
-            f"{clean(stratum.similarity)} similarity",
-            _LANGUAGES.get(stratum.language, clean(stratum.language)),
-            clean(stratum.load),
-        ]
-        parts += [tokens(stratum.tokens)] if length else []
-    return ", ".join(parts)
-
-
 def effect_words(row: Row) -> str:
     """An effect with its interval: relative where it is known, else in its unit."""
     fraction, absolute = relative(row), estimate(row)
@@ -278,36 +200,6 @@ def plan_line(analysis: Analysis) -> str:
     return f"Plan {digest}: {state}."
 
 
-def _lengths(first: Stratum, last: Stratum) -> str:
-    return f"{tokens(first.tokens or 0).partition(chr(0xA0))[0]} to {tokens(last.tokens or 0)}"
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def _middle(value: Estimate) -> float:
-    return value.estimate
-
-
-def _character(each: str) -> str:
-    if each in "\t\n\r\u2028\u2029":
-        return " "
-    return "\ufffd" if unicodedata.category(each) in _UNSAFE or each in _TURNS else each
-
-
-def _latency_words(row: Row, outcome: str) -> str:
-    return effect_words({"outcome": outcome, **part(row, "latency")})
-
-
-def _although(row: Row) -> str:
-    """Why a stratum in which the arm is faster does not pay: what else was looked at."""
-    value = relative(part(row, "latency")) or estimate(part(row, "latency"))
-    if value is None or value.sign >= 0 or verdict_of(row) in ("pays", "no_difference", None):
-        return ""
-    return f" (although faster: throughput {effect_words(part(row, 'throughput'))})"
-
-
 def comparison_words(row: Row) -> str:
     """Where a direct and a global effect were compared: conditions if known, else the link."""
     label, arm = words(row, "stratum"), words(row, "arm")
@@ -327,3 +219,29 @@ def counts_of(row: Row, name: str) -> list[tuple[str, float | None]]:
     """The counts in a mapping within a row, by name."""
     found = part(row, name)
     return [(str(each), number(found, each)) for each in sorted(found)]
+
+
+def _lengths(first: Stratum, last: Stratum) -> str:
+    return f"{tokens(first.tokens or 0).partition(chr(0xA0))[0]} to {tokens(last.tokens or 0)}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _middle(value: Estimate) -> float:
+    return value.estimate
+
+
+def _latency_words(row: Row, outcome: str) -> str:
+    return effect_words({"outcome": outcome, **part(row, "latency")})
+
+
+def _although(row: Row) -> str:
+    """Why a stratum in which the arm is faster does not pay: what else was looked at."""
+    value = relative(part(row, "latency")) or estimate(part(row, "latency"))
+    if value is None or value.sign >= 0 or verdict_of(row) in ("pays", "no_difference", None):
+        return ""
+    return f" (although faster: throughput {effect_words(part(row, 'throughput'))})"
+
+

@@ -95,10 +95,13 @@ def test_computation_and_transfer_have_their_own_rules() -> None:
         return verdict({"effects": [effect(change, outcome="prefill_s")]}, "0.95 to 1.0: comp")
 
     assert (computation(-0.7), computation(-0.9)) == ("confirmed", "refuted")
-    quick = effect(0.010, outcome="wire_s", half=0.002)
-    slow = effect(0.500, outcome="wire_s", half=0.002)
-    assert verdict({"effects": [quick]}, "0.95 to 1.0: transfer") == "confirmed"
-    assert verdict({"effects": [slow]}, "0.95 to 1.0: transfer") == "refuted"
+
+    def transfer(middle: float) -> str:
+        row = {"stratum": "1gbit/512/idle/high/en", "arm": "relay", "estimate": middle,
+               "low": middle - 0.002, "high": middle + 0.002}  # fmt: skip
+        return verdict({"transfers": [row]}, "0.95 to 1.0: transfer")
+
+    assert (transfer(0.010), transfer(0.500)) == ("confirmed", "refuted")
 
 
 def test_levels_are_put_beside_bands_by_their_measured_cosine() -> None:

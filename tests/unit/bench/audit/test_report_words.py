@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 
 from kvrelay.bench.audit.reading import Stratum, estimate, number, verdict_rows
+from kvrelay.bench.audit.names import clean, link_words, stratum_words
 from kvrelay.bench.audit.words import (
     checks_line,
-    clean,
     condition_line,
     conditions,
     headline,
     link_lines,
-    link_words,
     plan_line,
-    stratum_words,
     verdict_line,
 )
 
