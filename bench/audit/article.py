@@ -28,10 +28,10 @@ from kvrelay.bench.audit.article_rules import (
     spread,
     transfers,
 )
-from kvrelay.bench.audit.blocks import Cell, Table, table
+from kvrelay.bench.audit.blocks import Cell, Cells, Table, table
+from kvrelay.bench.audit.names import clean, outcome_words
 from kvrelay.bench.audit.numbers import percent, seconds
 from kvrelay.bench.audit.reading import Analysis
-from kvrelay.bench.audit.names import clean, outcome_words
 
 VERDICTS = {"confirmed": "confirmed", "refuted": "refuted", "not_testable": "not testable here"}
 _TONES = {"confirmed": "pays", "refuted": "costs", "not_testable": "none"}
@@ -122,7 +122,7 @@ def levels_of(band: Band, analysis: Analysis) -> list[str]:
 def table_5_1(analysis: Analysis) -> Table:
     """The article's table beside ours, within a node and between nodes."""
     columns = ["Cosine, measure", "Article", "Ours, same node", "Ours, between nodes", "Verdict"]
-    lines = [
+    lines: list[Cells] = [
         [line.claim, line.article, line.near, line.far, _verdict(line.judgement)]
         for line in _lines(analysis)
     ]
@@ -131,7 +131,7 @@ def table_5_1(analysis: Analysis) -> Table:
 
 def claims_table(analysis: Analysis) -> Table:
     """Every claim with its verdict and the reason."""
-    lines = [
+    lines: list[Cells] = [
         [row["claim"], row["article"], row["ours"],
          Cell(VERDICTS[row["verdict"]], _TONES[row["verdict"]]), row["why"]]
         for row in judge(analysis)

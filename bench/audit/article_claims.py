@@ -17,6 +17,7 @@ from kvrelay.bench.audit.article_rules import (
     spread,
     transfers,
 )
+from kvrelay.bench.audit.names import clean, link_words
 from kvrelay.bench.audit.numbers import NOT_MEASURED, percent, seconds, tokens, unsigned
 from kvrelay.bench.audit.reading import (
     SAME_NODE,
@@ -36,7 +37,6 @@ from kvrelay.bench.audit.reading import (
     words,
 )
 from kvrelay.bench.audit.tables import key_rates
-from kvrelay.bench.audit.names import clean, link_words
 
 _LONG_TOKENS = 128 * 1024
 _LOSSY = ("relay_int8", "relay_int4", "relay_layers")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvrelay.bench.audit.names import stratum_words
 from kvrelay.bench.audit.numbers import NOT_MEASURED, widened
 from kvrelay.bench.audit.reading import (
     SAME_NODE,
@@ -30,7 +31,6 @@ from kvrelay.bench.audit.reading import (
     rows,
     words,
 )
-from kvrelay.bench.audit.names import stratum_words
 
 Outcome = Literal["confirmed", "refuted", "not_testable"]
 Found = Sequence[tuple[Stratum, Estimate]]

@@ -19,6 +19,9 @@ class Cell:
     tone: str = ""
 
 
+Cells = list[str | Cell]  # of a row, before they are put into a table
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table; without rows it stands for something that was not measured."""
@@ -64,7 +67,7 @@ class Section:
 def table(
     caption: str,
     columns: Sequence[str],
-    rows: Iterable[Sequence[str | Cell]],
+    rows: Iterable[Cells],
     *,
     is_folded: bool = False,
 ) -> Table:

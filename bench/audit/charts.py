@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from kvrelay.bench.audit.blocks import Figure
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.numbers import NOT_MEASURED, interval, measured, percent
 from kvrelay.bench.audit.plot import (
     FAINT,
@@ -49,7 +50,6 @@ from kvrelay.bench.audit.reading import (
     verdict_rows,
     words,
 )
-from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.words import TONES, VERDICTS, comparison_words
 from kvrelay.cluster.scales import LinearScale
 from kvrelay.cluster.svg import line
@@ -91,7 +91,7 @@ def forest(analysis: Analysis, arm: str = "relay") -> Figure | None:
         "zero is faster. Marks tell the verdict, which also asks for throughput and memory."
     )
     axis = f"change of {outcome_words(outcome)}, %"
-    return _bars(f"forest-{_key(arm)}", title, caption, axis, bars, _VERDICT_WORDS)
+    return _bars(f"forest-{_key(arm)}", title, caption, axis, bars=bars, tones=_VERDICT_WORDS)
 
 
 def every_arm(analysis: Analysis) -> Figure | None:
@@ -117,7 +117,7 @@ def every_arm(analysis: Analysis) -> Figure | None:
         "more than one arm was tried; left of zero is faster."
     )
     axis = f"change of {outcome_words(outcome)}, %"
-    return _bars("arms", title, caption, axis, bars, _VERDICT_WORDS)
+    return _bars("arms", title, caption, axis, bars=bars, tones=_VERDICT_WORDS)
 
 
 def estimators(analysis: Analysis) -> Figure | None:
@@ -132,7 +132,7 @@ def estimators(analysis: Analysis) -> Figure | None:
     title = f"{outcome_words(outcome)} with relay over all conditions, by every estimator"
     caption = "Change in percent of the control's mean with its 95 % interval; left is faster."
     axis = f"change of {outcome_words(outcome)}, %"
-    return _bars("estimators", title, caption, axis, bars, _SIGNS)
+    return _bars("estimators", title, caption, axis, bars=bars, tones=_SIGNS)
 
 
 def direct_against_global(analysis: Analysis) -> Figure | None:
@@ -150,7 +150,7 @@ def direct_against_global(analysis: Analysis) -> Figure | None:
         "Where the two differ, requests that relay slow each other down or speed others up."
     )
     axis = f"change of {outcome_words(outcome)}, %"
-    return _bars("direct-global", title, caption, axis, bars, _SIGNS)
+    return _bars("direct-global", title, caption, axis, bars=bars, tones=_SIGNS)
 
 
 def quality(analysis: Analysis) -> Figure | None:
@@ -180,7 +180,7 @@ def quality(analysis: Analysis) -> Figure | None:
     )
     said = {"pays": "equivalent", "open": "not shown to be equivalent", "none": NOT_MEASURED}
     axis = "difference, in margins"
-    return _bars("quality", title, caption, axis, bars, said, band=(-1.0, 1.0))
+    return _bars("quality", title, caption, axis, bars=bars, tones=said, band=(-1.0, 1.0))
 
 
 def observational(analysis: Analysis) -> Figure | None:
@@ -199,7 +199,7 @@ def observational(analysis: Analysis) -> Figure | None:
         "Only the randomised effect is free of what the policy chose by."
     )
     axis = f"change of {outcome_words(outcome)}, %"
-    return _bars("observational", title, caption, axis, bars, _SIGNS)
+    return _bars("observational", title, caption, axis, bars=bars, tones=_SIGNS)
 
 
 def _of_quality(row: Row) -> tuple[str, str]:
@@ -225,6 +225,7 @@ def _bars(
     title: str,
     caption: str,
     axis: str,
+    *,
     bars: Sequence[Bar],
     tones: dict[str, str],
     band: tuple[float, float] | None = None,

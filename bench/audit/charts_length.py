@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvrelay.bench.audit.blocks import Figure
+from kvrelay.bench.audit.names import clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.numbers import measured, percent, tokens
 from kvrelay.bench.audit.plot import (
     FAINT,
@@ -40,7 +41,6 @@ from kvrelay.bench.audit.reading import (
     words,
 )
 from kvrelay.bench.audit.tables import mean_of
-from kvrelay.bench.audit.names import clean, link_words, outcome_words, stratum_words
 from kvrelay.cluster.scales import LinearScale, LogScale
 from kvrelay.cluster.svg import line
 
@@ -96,7 +96,7 @@ def by_length(analysis: Analysis) -> Figure | None:
     )
     names = [link_words(link) for link in links]
     axes = (f"change of {outcome_words(outcome)}, %", "prompt, tokens")
-    return _grid_of("by-length", title, caption, panels, names, axes, is_log=True)
+    return _grid_of("by-length", title, caption, panels=panels, names=names, axes=axes, is_log=True)
 
 
 def saturation(analysis: Analysis) -> Figure | None:
@@ -126,7 +126,9 @@ def saturation(analysis: Analysis) -> Figure | None:
     )
     names = ["requests that recompute", "requests that relay"]
     axes = ("mean, s", "share that may relay, %")
-    return _grid_of("saturation", title, caption, panels, names, axes, is_log=False)
+    return _grid_of(
+        "saturation", title, caption, panels=panels, names=names, axes=axes, is_log=False
+    )
 
 
 def _panel_title(stratum: str, outcome: str) -> str:
@@ -144,15 +146,13 @@ def _grid_of(
     key: str,
     title: str,
     caption: str,
+    *,
     panels: Sequence[Panel],
     names: Sequence[str],
     axes: tuple[str, str],
-    *,
     is_log: bool,
 ) -> Figure:
-    wide, narrow = (
-        _drawn(panels, names, axes, width, is_log=is_log) for width in (WIDE, NARROW)
-    )
+    wide, narrow = (_drawn(panels, names, axes, width, is_log=is_log) for width in (WIDE, NARROW))
     return figure(key, title, caption, (wide, narrow))
 
 
@@ -213,9 +213,7 @@ def _panel(
     return parts
 
 
-def _ticks_below(
-    x: LogScale | LinearScale, places: Sequence[float], floor: float
-) -> list[str]:
+def _ticks_below(x: LogScale | LinearScale, places: Sequence[float], floor: float) -> list[str]:
     """A label at each place that was measured, as far as they do not touch."""
     parts = []
     last = -math.inf

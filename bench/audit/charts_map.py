@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from kvrelay.bench.audit.blocks import Figure
 from kvrelay.bench.audit.map_reading import Crossing, law_crossings, link_crossings
+from kvrelay.bench.audit.names import clean, link_words
 from kvrelay.bench.audit.numbers import seconds, tokens
 from kvrelay.bench.audit.plot import (
     FAINT,
@@ -29,7 +30,6 @@ from kvrelay.bench.audit.plot import (
     width_of,
 )
 from kvrelay.bench.audit.reading import Analysis, Row, estimate, number, part, rows, words
-from kvrelay.bench.audit.names import clean, link_words
 from kvrelay.cluster.scales import LogScale
 from kvrelay.cluster.svg import line
 
@@ -182,9 +182,7 @@ def _diamond(x: float, y: float, hint: str = "") -> str:
     return f'<polygon points="{points}" {paint}>{name}</polygon>'
 
 
-def _link_names(
-    points: Sequence[Row], y: LogScale, place: tuple[float, float, float]
-) -> list[str]:
+def _link_names(points: Sequence[Row], y: LogScale, place: tuple[float, float, float]) -> list[str]:
     """The name of each link at the height of its points; those too near to another stay out."""
     left, top, bottom = place
     heights: dict[str, list[float]] = {}

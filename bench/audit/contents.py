@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from kvrelay.bench.audit import article, charts, charts_length, charts_map, tables
 from kvrelay.bench.audit.blocks import Figure, Section
+from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.reading import Analysis, arms, part, primary_outcome, words
-from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.words import MEANINGS, condition_line, conditions
 
 CAUTION = (

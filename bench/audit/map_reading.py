@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.numbers import NOT_MEASURED, tokens
 from kvrelay.bench.audit.reading import Row, estimate, number, rows, words
-from kvrelay.bench.audit.names import clean
 
 
 @dataclass(frozen=True, slots=True)

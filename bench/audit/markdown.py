@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from kvrelay.bench.audit.blocks import Section, Table
+from kvrelay.bench.audit.contents import CAUTION, sections
+from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.page import TITLE
 from kvrelay.bench.audit.reading import Analysis, part, primary_outcome, words
-from kvrelay.bench.audit.contents import CAUTION, sections
-from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.words import (
     checks_line,
     condition_line,

@@ -87,5 +87,3 @@ def _character(each: str) -> str:
     if each in "\t\n\r\u2028\u2029":
         return " "
     return "\ufffd" if unicodedata.category(each) in _UNSAFE or each in _TURNS else each
-
-

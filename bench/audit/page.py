@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from kvrelay.bench.audit.blocks import Cell, Figure, Section, Table
+from kvrelay.bench.audit.contents import sections
+from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.reading import Analysis, part, rows, words
-from kvrelay.bench.audit.contents import sections
 from kvrelay.bench.audit.style import SHEET
-from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.words import checks_line, headline, link_lines, plan_line
 
 TITLE = "Where relaying KV caches pays: a causal audit"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from html import escape
 
 from kvrelay.bench.audit.blocks import Figure
+from kvrelay.bench.audit.names import clean
 from kvrelay.bench.audit.reading import Estimate
 from kvrelay.bench.audit.style import HALO, VARIABLES
-from kvrelay.bench.audit.names import clean
 from kvrelay.cluster.scales import LinearScale
 from kvrelay.cluster.svg import inline, line, text
 
@@ -162,9 +162,7 @@ def legend(
     return parts, (y + 22 if entries else top)
 
 
-def frame(
-    low: float, high: float, start: float, end: float, *, pad: float = 0.06
-) -> LinearScale:
+def frame(low: float, high: float, start: float, end: float, *, pad: float = 0.06) -> LinearScale:
     """A scale with some room at both ends; a range of nothing gets one of its own."""
     span = high - low
     room = span * pad if span > 0 else max(abs(high), 1.0) * 0.5

@@ -18,10 +18,7 @@ _DARK = (
     "--series-1:#7db4f5;--series-2:#f5a06a;--series-3:#5fcf9a;--series-4:#c99bea;"
     "--series-5:#56c8d2;--series-6:#f0bf5a;"
 )
-VARIABLES = (
-    f":root{{{_LIGHT}}}\n"
-    f"@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
-)
+VARIABLES = f":root{{{_LIGHT}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"
 # Letters stand out from lines that they lie on.
 HALO = "paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from kvrelay.bench.audit.blocks import Cell, Table, table
+from kvrelay.bench.audit.blocks import Cell, Cells, Table, table
 from kvrelay.bench.audit.map_reading import crossing_words
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.numbers import (
     NOT_MEASURED,
     interval,
@@ -33,7 +34,6 @@ from kvrelay.bench.audit.reading import (
     verdict_rows,
     words,
 )
-from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.words import (
     TONES,
     all_checks,
@@ -54,7 +54,7 @@ def verdict_table(analysis: Analysis, arm: str) -> Table:
     outcome = outcome_words(primary_outcome(analysis))
     columns = ["Conditions", "Verdict", f"{outcome}, change", f"{outcome}, difference"]
     columns += ["Throughput, change", "Memory, arm over control", "Requests"]
-    found = []
+    found: list[Cells] = []
     for stratum, row in verdict_rows(analysis, arm):
         latency, throughput = part(row, "latency"), part(row, "throughput")
         found.append(
@@ -80,7 +80,7 @@ def pooled_table(analysis: Analysis) -> Table:
     """Effects over all strata together, by estimand, estimator, arm and outcome."""
     columns = ["Arm", "Outcome", "Estimand", "Estimator", "Design", "Change", "Difference"]
     columns += ["p", "p (Holm)", "Requests", "Sessions", "Note"]
-    found = [
+    found: list[Cells] = [
         [
             arm_words(words(row, "arm")),
             _outcome(row),
@@ -103,7 +103,7 @@ def pooled_table(analysis: Analysis) -> Table:
 def curve_table(analysis: Analysis) -> Table:
     """From which length on relay pays, by link and load."""
     section = part(analysis, "break_even")
-    found = [
+    found: list[Cells] = [
         [
             link_words(words(row, "link")),
             _plain(row, "load"),
@@ -120,7 +120,7 @@ def curve_table(analysis: Analysis) -> Table:
 def law_table(analysis: Analysis) -> Table:
     """From which length on relay pays by the fitted law, whatever makes the ratio."""
     section = part(analysis, "break_even")
-    found = [
+    found: list[Cells] = [
         [
             unsigned(ratio, 3),
             _plain(row, "load"),
@@ -138,7 +138,7 @@ def fixed_cost_table(analysis: Analysis) -> Table:
     """What a relay costs whatever its length, in tokens of prefill."""
     section = part(analysis, "break_even")
     names = ("fixed_cost_tokens", "fixed_cost_tokens_low", "fixed_cost_tokens_high")
-    found = [
+    found: list[Cells] = [
         [
             _plain(row, "load"),
             _maybe(lambda value: interval(value, "tokens", sign=False), estimate(row, *names)),
@@ -151,7 +151,7 @@ def fixed_cost_table(analysis: Analysis) -> Table:
 
 def points_table(analysis: Analysis) -> Table:
     """The points of the break-even map."""
-    found = [
+    found: list[Cells] = [
         [
             link_words(words(row, "link")),
             count(row, "tokens"),
@@ -167,7 +167,7 @@ def points_table(analysis: Analysis) -> Table:
 
 def global_table(analysis: Analysis) -> Table:
     """What a request gains by relay beside what all gain if all relay."""
-    found = []
+    found: list[Cells] = []
     for row in rows(analysis, "direct_against_global"):
         outcome = {"outcome": words(row, "outcome") or primary_outcome(analysis)}
         found.append(
@@ -184,7 +184,7 @@ def global_table(analysis: Analysis) -> Table:
 
 def saturation_table(analysis: Analysis) -> Table:
     """Both arms' means by the share of requests that may relay."""
-    found = []
+    found: list[Cells] = []
     for row in rows(analysis, "saturation"):
         outcome = words(row, "outcome")
         found.append(
@@ -207,7 +207,7 @@ def mean_of(row: Row, side: str) -> Estimate | None:
 
 def quality_table(analysis: Analysis) -> Table:
     """Differences of quality with 90 % intervals, as equivalence tests have them."""
-    found = []
+    found: list[Cells] = []
     for row in rows(analysis, "quality"):
         value = estimate(row, "difference", "low90", "high90")
         margin = number(row, "margin")
@@ -236,7 +236,7 @@ def quality_table(analysis: Analysis) -> Table:
 
 def similarity_table(analysis: Analysis) -> Table:
     """How alike the prompts of each level are, by every measure that was taken."""
-    found = [
+    found: list[Cells] = [
         [
             _plain(row, "level"),
             _plain(row, "measure").replace("_", " "),
@@ -250,7 +250,7 @@ def similarity_table(analysis: Analysis) -> Table:
 
 def controls_table(analysis: Analysis) -> Table:
     """Controls whose outcome is known beforehand."""
-    found = [
+    found: list[Cells] = [
         [_plain(row, "name"), _plain(row, "expected"), _plain(row, "seen"), _passed(row)]
         for row in rows(analysis, "controls")
     ]
@@ -260,7 +260,7 @@ def controls_table(analysis: Analysis) -> Table:
 
 def keys_table(analysis: Analysis) -> Table:
     """How often keys hit, and how often what they hit must not be reused."""
-    found = []
+    found: list[Cells] = []
     for row in rows(analysis, "keys"):
         hits, wrong = key_rates(row)
         cells = [_maybe(lambda each: percent(each, sign=False), each) for each in (hits, wrong)]
@@ -280,7 +280,7 @@ def key_rates(row: Row) -> tuple[Estimate | None, Estimate | None]:
 
 def checks_table(analysis: Analysis) -> Table:
     """What must hold for the effects to be believed."""
-    found = [
+    found: list[Cells] = [
         [
             check_words(row),
             _passed(row),
@@ -295,7 +295,7 @@ def checks_table(analysis: Analysis) -> Table:
 
 def graph_table(analysis: Analysis) -> Table:
     """What the causal graph says about the designs, and whether it does."""
-    found = [
+    found: list[Cells] = [
         [_plain(row, "words"), _passed({"passed": row.get("holds")})]
         for row in rows(analysis, "identification")
     ]
@@ -311,7 +311,7 @@ def observational_table(analysis: Analysis) -> Table:
         "randomised": "randomised",
     }
     outcome = {"outcome": words(found, "outcome") or primary_outcome(analysis)}
-    lines = [
+    lines: list[Cells] = [
         [label, effect_words(outcome | dict(part(found, name))), count(part(found, name), "n")]
         for name, label in names.items()
         if part(found, name)
@@ -324,7 +324,7 @@ def record_table(analysis: Analysis) -> Table:
     meta = part(analysis, "meta")
     if not meta:
         return table("The record", ["What", "Value"], [])
-    found = [
+    found: list[Cells] = [
         ["Plan, SHA-256", _plain(meta, "plan_sha256")],
         ["Plan changed", _yes(meta, "plan_changed")],
         ["Data, SHA-256", _plain(meta, "data_sha256")],
@@ -349,7 +349,7 @@ def outcome_tables(analysis: Analysis, arm: str = "relay") -> list[Table]:
     made = []
     for outcome, same in groupby(chosen, key=lambda row: words(row, "outcome")):
         columns = ["Conditions", "Estimator", "Change", "Difference", "Requests"]
-        lines = [
+        lines: list[Cells] = [
             [
                 _stratum(row),
                 _plain(row, "estimator"),

@@ -65,6 +65,8 @@ _CHECKS = {
     "random_common_cause": "a random covariate changes nothing",
     "conservation": "the parts of a request fit into the whole",
 }
+
+
 def effect_words(row: Row) -> str:
     """An effect with its interval: relative where it is known, else in its unit."""
     fraction, absolute = relative(row), estimate(row)
@@ -86,7 +88,6 @@ def verdict_line(stratum: Stratum, row: Row, outcome: str) -> str:
         return f"{stratum_words(stratum)}: {NOT_MEASURED}"
     effect = f"{outcome_words(outcome)} {_latency_words(row, outcome)}"
     return f"{stratum_words(stratum)}: {effect}: {verdict_words(row)}{_although(row)}"
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,7 @@ def headline(analysis: Analysis, arm: str = "relay") -> str:
     if not found:
         return f"{arm_words(arm).capitalize()} against recompute: {NOT_MEASURED}."
     counts = {verdict: found.count(verdict) for verdict in VERDICTS}
-    parts = [
-        f"{_FORMS[verdict]} in {counts[verdict]}" for verdict in VERDICTS if counts[verdict]
-    ]
+    parts = [f"{_FORMS[verdict]} in {counts[verdict]}" for verdict in VERDICTS if counts[verdict]]
     unit = "condition" if len(found) == 1 else "conditions"
     return f"Of {len(found)} {unit}, {arm_words(arm)} {_listed(parts)}."
 
@@ -243,5 +242,3 @@ def _although(row: Row) -> str:
     if value is None or value.sign >= 0 or verdict_of(row) in ("pays", "no_difference", None):
         return ""
     return f" (although faster: throughput {effect_words(part(row, 'throughput'))})"
-
-

@@ -70,9 +70,7 @@ def read(html: str) -> Reader:
 def spoilt(value: Any, but: frozenset[str] = frozenset()) -> Any:
     """An analysis with the same keys and hostile strings, but for those under some keys."""
     if isinstance(value, dict):
-        return {
-            key: each if key in but else spoilt(each, but) for key, each in value.items()
-        }
+        return {key: each if key in but else spoilt(each, but) for key, each in value.items()}
     if isinstance(value, list):
         return [spoilt(each, but) for each in value]
     return HOSTILE + value if isinstance(value, str) else value
