@@ -58,7 +58,7 @@ class Section:
     key: str
     title: str
     paragraphs: tuple[str, ...] = ()
-    points: tuple[str, ...] = ()
+    points: tuple[Cell, ...] = ()
     notes: tuple[str, ...] = ()  # how to read what comes above and below them
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()

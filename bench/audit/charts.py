@@ -258,6 +258,7 @@ def _drawn(
     parts, top = legend([(mark(0, 0, tone), tones[tone]) for tone in used], _EDGE + 6, 12, width)
     axis_top = top + 24
     rows_of_bars: list[str] = []
+    spans: list[tuple[float, float]] = []
     y = axis_top + 8.0
     for group, same in groupby(bars, key=lambda bar: bar.group):
         if group:
@@ -266,10 +267,12 @@ def _drawn(
             rows_of_bars.append(label(_EDGE, y - 9, shown, weight=600))
         for bar in same:
             rows_of_bars += _row(bar, x, y, row_height, left, is_narrow=is_narrow)
+            spans.append((y + row_height - 24, y + row_height - 4))
             y += row_height
     bottom = y + 6
     parts.append(label(left, top + 6, axis, colour=GREY))
-    parts += _grid(x, axis_top, bottom, band, is_narrow=is_narrow)
+    # On a phone labels stand over the frame: lines would cross them all.
+    parts += _grid(x, (axis_top, bottom), spans if is_narrow else [(axis_top, bottom)], band)
     return bottom + 24, parts + rows_of_bars
 
 
@@ -292,25 +295,25 @@ def _row(
 
 def _grid(
     x: LinearScale,
-    top: float,
-    bottom: float,
+    ends: tuple[float, float],
+    spans: Sequence[tuple[float, float]],
     band: tuple[float, float] | None,
-    *,
-    is_narrow: bool,
 ) -> list[str]:
+    """Lines at round values along the spans, with their values at both ends."""
     parts = []
     if band is not None:
         start, end = x.at(band[0]), x.at(band[1])
-        parts.append(
+        parts += [
             f'<rect x="{start:g}" y="{top:g}" width="{end - start:g}" height="{bottom - top:g}" '
             'fill="var(--pays-wash)"/>'
-        )
-    ticks = x.ticks(3 if is_narrow else 5)
-    for tick in ticks:
+            for top, bottom in spans
+        ]
+    for tick in x.ticks(max(3, int((x.end - x.start) / 45))):
         at = x.at(tick)
         colour, stroke = (INK, 1.2) if tick == 0 else (FAINT, 1.0)
-        parts.append(line(at, top, at, bottom, colour=colour, stroke=stroke))
-        for y in (top - 5, bottom + 15):
+        for top, bottom in spans:
+            parts.append(line(at, top, at, bottom, colour=colour, stroke=stroke))
+        for y in (ends[0] - 5, ends[1] + 15):
             parts.append(label(at, y, tick_words(tick), anchor="middle", colour=GREY, size=11))
     return parts
 

@@ -45,7 +45,7 @@ from kvrelay.cluster.scales import LinearScale, LogScale
 from kvrelay.cluster.svg import line
 
 _LEFT, _EDGE, _HEIGHT, _GAP, _STEP = 46, 12, 180, 26, 262
-_DODGE = 7.0
+_DODGE = 11.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvrelay.bench.audit import article, charts, charts_length, charts_map, tables
-from kvrelay.bench.audit.blocks import Figure, Section
-from kvrelay.bench.audit.names import clean
+from kvrelay.bench.audit.blocks import Cell, Figure, Section
+from kvrelay.bench.audit.names import clean, sentence
 from kvrelay.bench.audit.numbers import NOT_MEASURED
 from kvrelay.bench.audit.reading import Analysis, arms, part, primary_outcome, words
-from kvrelay.bench.audit.words import MEANINGS, condition_line, conditions
+from kvrelay.bench.audit.words import MEANINGS, TONES, condition_line, conditions
 
 CAUTION = (
     "These figures are this machine's. Prefill on a CPU is slow, so a transfer has much to save: "
@@ -40,12 +40,15 @@ def sections(analysis: Analysis) -> list[Section]:
 
 def _verdicts(analysis: Analysis) -> Section:
     outcome = primary_outcome(analysis)
-    meanings = ". ".join(f"{word.capitalize()}: {said}" for word, said in MEANINGS.items())
-    lines = [condition_line(each, outcome) for each in conditions(analysis, "relay")]
+    meanings = ". ".join(f"{sentence(word)}: {said}" for word, said in MEANINGS.items())
+    lines = [
+        Cell(condition_line(each, outcome), TONES[each.verdict])
+        for each in conditions(analysis, "relay")
+    ]
     return Section(
         "verdicts",
         "The verdict, condition by condition",
-        points=tuple(lines) or (f"Relay against recompute: {NOT_MEASURED}.",),
+        points=tuple(lines) or (Cell(f"Relay against recompute: {NOT_MEASURED}.", "none"),),
         notes=(f"{meanings}.", _READING),
         figures=_known([charts.forest(analysis), charts.every_arm(analysis)]),
         tables=tuple(tables.verdict_table(analysis, arm) for arm in arms(analysis)),

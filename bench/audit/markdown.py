@@ -65,7 +65,7 @@ def _section(section: Section) -> Iterator[str]:
             yield escape(paragraph)
     if section.points:
         yield ""
-        yield from (f"- {escape(point)}" for point in section.points)
+        yield from (f"- {escape(point.text)}" for point in section.points)
     for note in section.notes:
         yield ""
         yield escape(note)

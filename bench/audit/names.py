@@ -60,6 +60,11 @@ def arm_words(arm: str) -> str:
     return _ARMS.get(arm, clean(arm))
 
 
+def sentence(words: str) -> str:
+    """Words that begin a sentence; capitals within them stay."""
+    return words[:1].upper() + words[1:]
+
+
 def link_words(link: str) -> str:
     """ "same node", "100 Mbit/s"."""
     if link == SAME_NODE:

@@ -53,7 +53,7 @@ def _head(analysis: Analysis, found: list[Section]) -> Iterator[str]:
     if question:
         yield f'<p class="question">{escape(question)}</p>'
     yield f'<p class="verdict">{escape(headline(analysis))}</p>'
-    yield from _points(link_lines(analysis))
+    yield from _points([Cell(line) for line in link_lines(analysis)])
     yield '<ul class="facts">'
     is_bad = any(row.get("passed") is False for row in rows(analysis, "checks"))
     yield _fact(checks_line(analysis), is_bad)
@@ -91,8 +91,8 @@ def _section(section: Section) -> str:
     return "\n".join(parts)
 
 
-def _points(points: Sequence[str]) -> list[str]:
-    items = "".join(f"<li>{escape(each)}</li>" for each in points)
+def _points(points: Sequence[Cell]) -> list[str]:
+    items = "".join(f'<li class="{each.tone or "plain"}">{escape(each.text)}</li>' for each in points)
     return [f'<ul class="points">{items}</ul>'] if points else []
 
 

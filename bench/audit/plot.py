@@ -55,11 +55,11 @@ def shaped(x: float, y: float, shape: str, colour: str, *, is_full: bool, hint: 
     paint = f'fill="{colour if is_full else PAPER}" stroke="{colour}" stroke-width="1.6"'
     name = f"<title>{escape(clean(hint))}</title>" if hint else ""
     if shape == "circle":
-        return f'<circle cx="{x:g}" cy="{y:g}" r="4.5" {paint}>{name}</circle>'
+        return f'<circle cx="{x:g}" cy="{y:g}" r="3.6" {paint}>{name}</circle>'
     corners = {
-        "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
-        "triangle": ((0, -5), (5, 4), (-5, 4)),
-        "diamond": ((0, -5.5), (5.5, 0), (0, 5.5), (-5.5, 0)),
+        "square": ((-3.2, -3.2), (3.2, -3.2), (3.2, 3.2), (-3.2, 3.2)),
+        "triangle": ((0, -4.4), (4.2, 3.2), (-4.2, 3.2)),
+        "diamond": ((0, -4.6), (4.6, 0), (0, 4.6), (-4.6, 0)),
     }[shape]
     points = " ".join(f"{x + dx:g},{y + dy:g}" for dx, dy in corners)
     return f'<polygon points="{points}" {paint}>{name}</polygon>'
@@ -113,17 +113,19 @@ def tick_words(value: float) -> str:
 def across(
     scale: LinearScale, y: float, value: Estimate, colour: str, *, stroke: float = 2.5
 ) -> list[str]:
-    """A level interval; an arrow's head where it goes on beyond the frame."""
+    """A level interval: feet that no mark hides, or an arrow's head where it goes on."""
     left, right = scale.at(value.low), scale.at(value.high)
     parts = [line(left, y, right, y, colour=colour, stroke=stroke)]
     for at, is_beyond, step in (
-        (scale.start, value.low < scale.low, 6),
-        (scale.end, value.high > scale.high, -6),
+        (left, value.low < scale.low, 6),
+        (right, value.high > scale.high, -6),
     ):
         if is_beyond:
             parts += [
                 line(at, y, at + step, y + each, colour=colour, stroke=1.6) for each in (-4, 4)
             ]
+        else:
+            parts.append(line(at, y - 6, at, y + 6, colour=colour, stroke=1.5))
     return parts
 
 
@@ -132,7 +134,7 @@ def upright(scale: LinearScale, x: float, value: Estimate, colour: str) -> list[
     low, high = scale.at(value.low), scale.at(value.high)
     return [
         line(x, low, x, high, colour=colour, stroke=1.8),
-        *(line(x - 3, y, x + 3, y, colour=colour, stroke=1.8) for y in (low, high)),
+        *(line(x - 5, y, x + 5, y, colour=colour, stroke=1.5) for y in (low, high)),
     ]
 
 

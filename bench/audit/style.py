@@ -51,6 +51,12 @@ a:focus-visible,summary:focus-visible,.scroll:focus-visible{{outline:2px solid v
 outline-offset:2px}}
 ul.points{{padding-left:1.15em;margin:0 0 12px}}
 ul.points li{{margin:4px 0}}
+ul.points li{{color:var(--ink)}}
+li.pays::marker{{content:"● ";color:var(--pays)}}
+li.costs::marker{{content:"■ ";color:var(--costs)}}
+li.same::marker{{content:"◆ ";color:var(--same)}}
+li.open::marker{{content:"○ ";color:var(--open)}}
+li.none::marker{{content:"□ ";color:var(--none)}}
 figure{{margin:18px 0}}
 figure svg{{display:block;width:100%;height:auto;fill:var(--ink)}}
 figure .wide{{max-width:920px}}
@@ -67,7 +73,7 @@ border-bottom:1px solid var(--faint)}}
 thead th{{color:var(--grey);font-weight:600;font-size:.82rem;vertical-align:bottom}}
 tbody th{{font-weight:500;min-width:11em}}
 td{{min-width:4.5em}}
-.tag{{display:inline-block;font-weight:600;overflow-wrap:normal}}
+.tag{{display:inline-block;font-weight:600;white-space:nowrap}}
 .tag::before{{content:"";display:inline-block;width:.62em;height:.62em;margin-right:.45em;
 border:2px solid currentColor;border-radius:50%;background:currentColor}}
 .pays{{color:var(--pays)}}.costs{{color:var(--costs)}}.same{{color:var(--same)}}

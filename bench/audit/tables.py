@@ -7,7 +7,7 @@ from itertools import groupby
 
 from kvrelay.bench.audit.blocks import Cell, Cells, Table, table
 from kvrelay.bench.audit.map_reading import crossing_words
-from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, sentence, stratum_words
 from kvrelay.bench.audit.numbers import (
     NOT_MEASURED,
     interval,
@@ -53,7 +53,7 @@ def verdict_table(analysis: Analysis, arm: str) -> Table:
     """An arm's verdict in every stratum, with what it rests on."""
     outcome = outcome_words(primary_outcome(analysis))
     columns = ["Conditions", "Verdict", f"{outcome}, change", f"{outcome}, difference"]
-    columns += ["Throughput, change", "Memory, arm over control", "Requests"]
+    columns += ["Throughput, change", "Memory ratio (no interval)", "Requests"]
     found: list[Cells] = []
     for stratum, row in verdict_rows(analysis, arm):
         latency, throughput = part(row, "latency"), part(row, "throughput")
@@ -64,15 +64,15 @@ def verdict_table(analysis: Analysis, arm: str) -> Table:
                 _maybe(percent, relative(latency)),
                 _absolute(latency, primary_outcome(analysis)),
                 effect_words({"outcome": "tokens_per_s", **throughput}),
-                _ratio(row, "memory_ratio"),
+                _or_not(number(row, "memory_ratio"), 2),
                 count(latency, "n"),
             ]
         )
     return table(
-        f"{arm_words(arm).capitalize()} against recompute, in each condition",
+        f"{sentence(arm_words(arm))} against recompute, in each condition",
         columns,
         found,
-        is_folded=arm != "relay",
+        is_folded=arm != "relay" or len(found) > _MANY,
     )
 
 
@@ -394,14 +394,6 @@ def _absolute(row: Row, outcome: str) -> str:
 def _mean(row: Row, side: str) -> str:
     outcome = words(row, "outcome")
     return _maybe(lambda value: measured(value, outcome, sign=False), mean_of(row, side))
-
-
-def _ratio(row: Row, name: str) -> str:
-    """A ratio with its interval; one that was computed without says so."""
-    if part(row, name):
-        return _maybe(lambda value: interval(value, "", sign=False), estimate(part(row, name)))
-    value = number(row, name)
-    return NOT_MEASURED if value is None else f"{unsigned(value, 2)} (no interval)"
 
 
 def _outcome(row: Row) -> str:

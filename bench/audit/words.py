@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
+from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, sentence, stratum_words
 from kvrelay.bench.audit.numbers import NOT_MEASURED, measured, percent, tokens
 from kvrelay.bench.audit.reading import (
     Analysis,
@@ -132,7 +132,7 @@ def headline(analysis: Analysis, arm: str = "relay") -> str:
     """How many of the strata have which verdict, in one sentence."""
     found = [verdict_of(row) for _, row in verdict_rows(analysis, arm)]
     if not found:
-        return f"{arm_words(arm).capitalize()} against recompute: {NOT_MEASURED}."
+        return f"{sentence(arm_words(arm))} against recompute: {NOT_MEASURED}."
     counts = {verdict: found.count(verdict) for verdict in VERDICTS}
     parts = [f"{_FORMS[verdict]} in {counts[verdict]}" for verdict in VERDICTS if counts[verdict]]
     unit = "condition" if len(found) == 1 else "conditions"
