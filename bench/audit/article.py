@@ -31,7 +31,7 @@ from kvrelay.bench.audit.article_rules import (
 from kvrelay.bench.audit.blocks import Cell, Cells, Table, table
 from kvrelay.bench.audit.names import clean, outcome_words
 from kvrelay.bench.audit.numbers import percent, seconds
-from kvrelay.bench.audit.reading import Analysis
+from kvrelay.bench.audit.reading import Analysis, Estimate
 
 VERDICTS = {"confirmed": "confirmed", "refuted": "refuted", "not_testable": "not testable here"}
 _TONES = {"confirmed": "pays", "refuted": "costs", "not_testable": "none"}
@@ -165,7 +165,7 @@ def _lines(analysis: Analysis) -> list[_Line]:
     measures = (
         _Measure("latency", lambda band: band.latency,
                  lambda of: changes(of, latency), percent),
-        _Measure("computation saved", lambda band: band.saved, saved, percent),
+        _Measure("computation saved", lambda band: band.saved, saved, _share),
         _Measure("transfer", lambda band: band.transfer, transfers,
                  lambda value: seconds(value, sign=False)),
     )  # fmt: skip
@@ -198,6 +198,10 @@ def _range_words(claimed: Range, name: str) -> str:
     form = "{:+.0f}" if name == "latency" else "{:.0f}"
     low, high = (form.format(100 * each).replace("-", "−") for each in (claimed.low, claimed.high))
     return f"{low} to {high}\u00a0%"
+
+
+def _share(value: Estimate) -> str:
+    return percent(value, sign=False)
 
 
 def _verdict(judgement: Judgement) -> Cell:

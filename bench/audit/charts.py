@@ -29,6 +29,7 @@ from kvrelay.bench.audit.plot import (
     mark,
     sign_tone,
     tick_words,
+    ticks_apart,
     tone_colour,
     width_of,
 )
@@ -308,7 +309,7 @@ def _grid(
             'fill="var(--pays-wash)"/>'
             for top, bottom in spans
         ]
-    for tick in x.ticks(max(3, int((x.end - x.start) / 45))):
+    for tick in ticks_apart(x, 11):
         at = x.at(tick)
         colour, stroke = (INK, 1.2) if tick == 0 else (FAINT, 1.0)
         for top, bottom in spans:

@@ -44,7 +44,7 @@ from kvrelay.bench.audit.tables import mean_of
 from kvrelay.cluster.scales import LinearScale, LogScale
 from kvrelay.cluster.svg import line
 
-_LEFT, _EDGE, _HEIGHT, _GAP, _STEP = 46, 12, 180, 26, 262
+_LEFT, _EDGE, _HEIGHT, _GAP, _STEP = 46, 12, 180, 26, 276
 _DODGE = 11.0
 
 
@@ -200,7 +200,7 @@ def _panel(
         label(left, top + 29, axes[0], colour=GREY, size=11),
         label((start + end) / 2, floor + 34, axes[1], anchor="middle", colour=GREY, size=11),
     ]
-    for tick in y.ticks(4):
+    for tick in y.ticks(6):
         colour, stroke = (INK, 1.2) if tick == 0 else (FAINT, 1.0)
         parts.append(line(start, y.at(tick), end, y.at(tick), colour=colour, stroke=stroke))
         said = tick_words(tick) if span[0] < 0 else tick_words(tick).lstrip("+")

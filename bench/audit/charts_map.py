@@ -52,7 +52,8 @@ def break_even_map(analysis: Analysis) -> Figure | None:
         "Across: tokens of the prompt. Up: seconds on the wire per token over seconds of prefill "
         "per token. A point's mark follows from its simultaneous 95 % interval (in the table "
         "below). Diamonds: a link's break-even with its interval; strip: the 95 % interval of the "
-        "law fitted to all links. Arrows go on beyond what was measured."
+        "law fitted to all links, below and right of which relay pays. Arrows go on beyond what "
+        "was measured."
     )
     return figure(
         "break-even",
@@ -76,7 +77,7 @@ def _drawn(
         entries.append((strip, "break-even, 95 %"))
     parts, top = legend(entries, 10, 12, width)
     spans = _span(points, "tokens", 1.5), _span(points, "wire_over_prefill", 2.0, _EQUAL)
-    step = _HEIGHT + 84
+    step = _HEIGHT + 98
     for place, load in enumerate(loads):
         left = (place % across) * (panel + _GAP)
         here = [row for row in points if words(row, "load") == load]
@@ -147,7 +148,9 @@ def _strip(crossings: Sequence[Crossing], x: LogScale, y: LogScale) -> list[str]
     near = [f"{x.at(max(each.low, x.low)):g},{y.at(each.ratio):g}" for each in crossings]
     far = [f"{x.at(max(each.high, x.low)):g},{y.at(each.ratio):g}" for each in crossings]
     middle = [
-        f"{x.at(each.at):g},{y.at(each.ratio):g}" for each in crossings if each.at is not None
+        f"{x.at(each.at):g},{y.at(each.ratio):g}"
+        for each in crossings
+        if each.at is not None and x.low <= each.at <= x.high
     ]
     area = " ".join([*near, *reversed(far)])
     parts = [f'<polygon points="{area}" fill="var(--open-wash)"/>']

@@ -92,7 +92,9 @@ def _section(section: Section) -> str:
 
 
 def _points(points: Sequence[Cell]) -> list[str]:
-    items = "".join(f'<li class="{each.tone or "plain"}">{escape(each.text)}</li>' for each in points)
+    items = "".join(
+        f'<li class="{each.tone or "plain"}">{escape(each.text)}</li>' for each in points
+    )
     return [f'<ul class="points">{items}</ul>'] if points else []
 
 

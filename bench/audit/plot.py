@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
 from kvrelay.bench.audit.blocks import Figure
 from kvrelay.bench.audit.names import clean
@@ -108,6 +109,16 @@ def tick_words(value: float) -> str:
     """A number at an axis that has a zero."""
     form = "+,.6g" if abs(value) < 1e5 else "+.0e"
     return f"{value:{form}}".replace("-", "−") if value else "0"
+
+
+def ticks_apart(scale: LinearScale, size: int) -> list[float]:
+    """As many round numbers as can be written along a level axis without touching."""
+    for about in (8, 6, 5, 4, 3):
+        ticks = scale.ticks(about)
+        ends = [(scale.at(tick), width_of(tick_words(tick), size) / 2) for tick in ticks]
+        if all(b - a > half_a + half_b + 6 for (a, half_a), (b, half_b) in pairwise(ends)):
+            return ticks
+    return scale.ticks(2)
 
 
 def across(

@@ -63,7 +63,7 @@ figure .wide{{max-width:920px}}
 figure .narrow{{display:none}}
 figure svg text{{{HALO}}}
 figcaption{{color:var(--grey);font-size:.9rem;margin-top:6px;max-width:80ch}}
-.scroll{{overflow-x:auto}}
+.scroll{{overflow-x:auto;margin-top:14px}}
 table{{border-collapse:collapse;width:100%;font-size:.88rem;line-height:1.4;
 font-variant-numeric:tabular-nums}}
 caption,summary{{text-align:left;font-weight:600;padding:8px 0;font-size:.95rem}}

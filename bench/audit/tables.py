@@ -7,7 +7,14 @@ from itertools import groupby
 
 from kvrelay.bench.audit.blocks import Cell, Cells, Table, table
 from kvrelay.bench.audit.map_reading import crossing_words
-from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, sentence, stratum_words
+from kvrelay.bench.audit.names import (
+    arm_words,
+    clean,
+    link_words,
+    outcome_words,
+    sentence,
+    stratum_words,
+)
 from kvrelay.bench.audit.numbers import (
     NOT_MEASURED,
     interval,
@@ -285,7 +292,7 @@ def checks_table(analysis: Analysis) -> Table:
             check_words(row),
             _passed(row),
             _or_not(number(row, "statistic"), 3),
-            p_value(number(row, "p")),
+            "none" if row.get("p", 0) is None else p_value(number(row, "p")),  # exact, no test
             clean(words(row, "words")),
         ]
         for row in all_checks(analysis)
@@ -359,7 +366,7 @@ def outcome_tables(analysis: Analysis, arm: str = "relay") -> list[Table]:
             ]
             for row in same
         ]
-        caption = f"{outcome_words(outcome)}: {arm_words(arm)} against recompute"
+        caption = f"{sentence(outcome_words(outcome))}: {arm_words(arm)} against recompute"
         made.append(table(caption, columns, lines, is_folded=True))
     return made
 

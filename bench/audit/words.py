@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, sentence, stratum_words
+from kvrelay.bench.audit.names import (
+    arm_words,
+    clean,
+    link_words,
+    outcome_words,
+    sentence,
+    stratum_words,
+)
 from kvrelay.bench.audit.numbers import NOT_MEASURED, measured, percent, tokens
 from kvrelay.bench.audit.reading import (
     Analysis,

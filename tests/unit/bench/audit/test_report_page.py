@@ -7,7 +7,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ import pytest
 from kvrelay.bench.audit import charts, charts_length, charts_map, page
 from kvrelay.bench.audit.blocks import Figure
 from kvrelay.bench.audit.contents import sections
-from kvrelay.bench.audit.plot import NARROW, WIDE, standalone, width_of
+from kvrelay.bench.audit.plot import (
+    NARROW,
+    WIDE,
+    frame,
+    standalone,
+    tick_words,
+    ticks_apart,
+    width_of,
+)
 
 WHOLE: dict[str, Any] = json.loads((Path(__file__).parent / "analysis.json").read_text())
 HOSTILE = "</td><script>alert('x')</script>\"'&<img src=x onerror=y>\x00\ud800\u202e\n`|*_[a](b)"
@@ -311,3 +319,12 @@ def test_a_picture_of_its_own_brings_its_colours() -> None:
     assert style is not None and "prefers-color-scheme:dark" in str(style.text)
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", standalone(figure)))
     assert used <= set(re.findall(r"(--[a-z0-9-]+):", str(style.text)))
+
+
+def test_values_of_an_axis_do_not_touch_however_long_they_are() -> None:
+    for low, high in ((-3e-7, 8e-7), (-0.83, 1.4), (-1e9, 2e9), (-101, 99)):
+        scale = frame(low, high, 20, 200)
+        ticks = ticks_apart(scale, 11)
+        ends = [(scale.at(tick), width_of(tick_words(tick), 11) / 2) for tick in ticks]
+        assert len(ticks) >= 2
+        assert all(b - a >= half_a + half_b for (a, half_a), (b, half_b) in pairwise(ends))
