@@ -42,6 +42,7 @@ class Figure:
         caption: how to read it.
         wide: SVG for a screen of a desk, 760 units wide.
         narrow: SVG for a phone, 350 units wide.
+        height: of the wide one, in its units.
     """
 
     key: str
@@ -49,6 +50,7 @@ class Figure:
     caption: str
     wide: str
     narrow: str
+    height: float
 
 
 @dataclass(frozen=True, slots=True)

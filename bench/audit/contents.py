@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvrelay.bench.audit import article, charts, charts_length, charts_map, tables
 from kvrelay.bench.audit.blocks import Cell, Figure, Section
@@ -17,6 +18,7 @@ CAUTION = (
     "per token over prefill seconds per token, and the fixed cost in tokens of prefill. Find your "
     "own engine, model and link on it with `kvrelay predict`."
 )
+_NOTHING = (Cell(NOT_MEASURED, "none"),)
 _READING = (
     "Every effect is relay minus recompute: negative seconds are faster. Brackets are 95 % "
     "intervals (90 % where equivalence is tested). Whatever has no interval counts as not measured."
@@ -25,7 +27,7 @@ _READING = (
 
 def sections(analysis: Analysis) -> list[Section]:
     """All sections; one of which nothing is known stays, and says so."""
-    return [
+    found = [
         _verdicts(analysis),
         _length(analysis),
         _break_even(analysis),
@@ -36,6 +38,7 @@ def sections(analysis: Analysis) -> list[Section]:
         _estimates(analysis),
         _record(analysis),
     ]
+    return [each if _says_something(each) else replace(each, points=_NOTHING) for each in found]
 
 
 def _verdicts(analysis: Analysis) -> Section:
@@ -151,6 +154,10 @@ def _estimates(analysis: Analysis) -> Section:
 
 def _record(analysis: Analysis) -> Section:
     return Section("record", "Plan and data", tables=(tables.record_table(analysis),))
+
+
+def _says_something(section: Section) -> bool:
+    return bool(section.points or section.figures or section.tables)
 
 
 def _known(found: Sequence[Figure | None]) -> tuple[Figure, ...]:

@@ -20,7 +20,8 @@ from kvrelay.bench.audit.words import (
     plan_line,
 )
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~$])")
+# Brackets of intervals stay as they are; those that could make a link do not.
+_SPECIAL = re.compile(r"([\\`*_{}<>|~$]|\[(?![−+0-9])|\](?=[(\[:]))")
 _MOST_LINES = 14
 
 

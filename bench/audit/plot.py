@@ -22,6 +22,7 @@ WIDE, NARROW = 760, 350
 INK, GREY, FAINT, PAPER = "var(--ink)", "var(--grey)", "var(--faint)", "var(--paper)"
 SMALL = 12
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 7))
+_MARGIN = 16  # around a picture that has no page around it
 _LETTER = 0.56  # of the size: a letter's mean width in the usual fonts without serifs
 _SHAPES = ("circle", "square", "triangle", "diamond")
 # Shape and fill by tone; `words.TONES` says which verdict has which.
@@ -211,12 +212,19 @@ def figure(
         caption,
         inline(WIDE, wide_height, wide, title=title, desc=caption, key=f"{key}-wide"),
         inline(NARROW, narrow_height, narrow, title=title, desc=caption, key=f"{key}-narrow"),
+        wide_height,
     )
 
 
 def standalone(figure_: Figure) -> str:
     """The wide picture as a file of its own, for a README: it brings its colours along."""
     opening, rest = figure_.wide.split("\n", 1)
-    opening = opening.replace("<svg ", f'<svg width="{WIDE}" fill="{INK}" ', 1)
-    ground = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
+    height = figure_.height
+    box = (-_MARGIN, -_MARGIN, WIDE + 2 * _MARGIN, height + 2 * _MARGIN)
+    place = f'x="{box[0]:g}" y="{box[1]:g}" width="{box[2]:g}" height="{box[3]:g}"'
+    opening = opening.replace(
+        f'viewBox="0 0 {WIDE:g} {height:g}"',
+        f'viewBox="{box[0]:g} {box[1]:g} {box[2]:g} {box[3]:g}" width="{box[2]:g}" fill="{INK}"',
+    )
+    ground = f'<rect {place} fill="{PAPER}"/>'
     return "\n".join([opening, f"<style>{VARIABLES}text{{{HALO}}}</style>", ground, rest, ""])

@@ -74,3 +74,9 @@ def test_what_is_no_analysis_is_refused_by_name(tmp_path: Path, content: str | N
         (tmp_path / "analysis.json").write_text(content)
     with pytest.raises(BenchError, match=r"analysis\.json"):
         report.write(tmp_path)
+
+
+def test_intervals_keep_their_brackets_and_links_cannot_be_made_of_them() -> None:
+    assert markdown.escape("TTFT −83 % [−85, −81]") == "TTFT −83 % [−85, −81]"
+    assert markdown.escape("[1](http)") == "[1\\](http)"
+    assert markdown.escape("[2]: http") == "[2\\]: http"
