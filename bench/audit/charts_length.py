@@ -200,7 +200,7 @@ def _panel(
         label(left, top + 29, axes[0], colour=GREY, size=11),
         label((start + end) / 2, floor + 34, axes[1], anchor="middle", colour=GREY, size=11),
     ]
-    for tick in y.ticks(6):
+    for tick in y.ticks(7):
         colour, stroke = (INK, 1.2) if tick == 0 else (FAINT, 1.0)
         parts.append(line(start, y.at(tick), end, y.at(tick), colour=colour, stroke=stroke))
         said = tick_words(tick) if span[0] < 0 else tick_words(tick).lstrip("+")

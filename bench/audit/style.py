@@ -52,11 +52,11 @@ outline-offset:2px}}
 ul.points{{padding-left:1.15em;margin:0 0 12px}}
 ul.points li{{margin:4px 0}}
 ul.points li{{color:var(--ink)}}
-li.pays::marker{{content:"● ";color:var(--pays)}}
-li.costs::marker{{content:"■ ";color:var(--costs)}}
-li.same::marker{{content:"◆ ";color:var(--same)}}
-li.open::marker{{content:"○ ";color:var(--open)}}
-li.none::marker{{content:"□ ";color:var(--none)}}
+ul.points li.pays::marker{{content:"● ";color:var(--pays)}}
+ul.points li.costs::marker{{content:"■ ";color:var(--costs)}}
+ul.points li.same::marker{{content:"◆ ";color:var(--same)}}
+ul.points li.open::marker{{content:"○ ";color:var(--open)}}
+ul.points li.none::marker{{content:"□ ";color:var(--none)}}
 figure{{margin:18px 0}}
 figure svg{{display:block;width:100%;height:auto;fill:var(--ink)}}
 figure .wide{{max-width:920px}}

@@ -137,13 +137,11 @@ def condition_line(condition: Condition, outcome: str) -> str:
 
 def headline(analysis: Analysis, arm: str = "relay") -> str:
     """How many of the strata have which verdict, in one sentence."""
-    found = [verdict_of(row) for _, row in verdict_rows(analysis, arm)]
+    found = [row for _, row in verdict_rows(analysis, arm)]
     if not found:
         return f"{sentence(arm_words(arm))} against recompute: {NOT_MEASURED}."
-    counts = {verdict: found.count(verdict) for verdict in VERDICTS}
-    parts = [f"{_FORMS[verdict]} in {counts[verdict]}" for verdict in VERDICTS if counts[verdict]]
     unit = "condition" if len(found) == 1 else "conditions"
-    return f"Of {len(found)} {unit}, {arm_words(arm)} {_listed(parts)}."
+    return f"Of {len(found)} {unit}, {arm_words(arm)} {_counted(found)}."
 
 
 def link_lines(analysis: Analysis, arm: str = "relay") -> list[str]:
@@ -153,9 +151,8 @@ def link_lines(analysis: Analysis, arm: str = "relay") -> list[str]:
     pairs = verdict_rows(analysis, arm)
     for link in sorted({stratum.link for stratum, _ in pairs}, key=link_order):
         here = [row for stratum, row in pairs if stratum.link == link]
-        pays = sum(verdict_of(row) == "pays" for row in here)
-        costs = sum(verdict_of(row) == "costs" for row in here)
-        text = f"{link_words(link)}: pays in {pays} of {len(here)} conditions, costs in {costs}"
+        unit = "condition" if len(here) == 1 else "conditions"
+        text = f"{link_words(link)}: {_counted(here)} of {len(here)} {unit}"
         known = [value for row in here if (value := relative(part(row, "latency"))) is not None]
         if known:
             ends = min(known, key=_middle), max(known, key=_middle)
@@ -229,6 +226,12 @@ def counts_of(row: Row, name: str) -> list[tuple[str, float | None]]:
 
 def _lengths(first: Stratum, last: Stratum) -> str:
     return f"{tokens(first.tokens or 0).partition(chr(0xA0))[0]} to {tokens(last.tokens or 0)}"
+
+
+def _counted(found: Sequence[Row]) -> str:
+    """ "pays in 3, costs in 1 and is undecided in 2"."""
+    seen = [verdict_of(row) for row in found]
+    return _listed([f"{_FORMS[each]} in {seen.count(each)}" for each in VERDICTS if each in seen])
 
 
 def _listed(parts: Sequence[str]) -> str:

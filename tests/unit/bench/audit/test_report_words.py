@@ -134,7 +134,7 @@ def test_a_link_has_the_range_of_its_effects_with_intervals() -> None:
         row("1gbit/512/idle/low/en", "costs", 0.02, 0.08),
     ]
     assert [plain(line) for line in link_lines({"verdicts": found})] == [
-        "1 Gbit/s: pays in 1 of 2 conditions, costs in 1; TTFT from −35 % [−40, −30] "
+        "1 Gbit/s: pays in 1 and costs in 1 of 2 conditions; TTFT from −35 % [−40, −30] "
         "to +5 % [+2, +8]"
     ]
 
