@@ -14,6 +14,7 @@ from kvrelay.bench.audit.blocks import Figure
 from kvrelay.bench.audit.names import arm_words, clean, link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.numbers import NOT_MEASURED, interval, measured, percent
 from kvrelay.bench.audit.plot import (
+    BOLD,
     FAINT,
     GREY,
     INK,
@@ -32,6 +33,7 @@ from kvrelay.bench.audit.plot import (
     ticks_apart,
     tone_colour,
     width_of,
+    wrapped,
 )
 from kvrelay.bench.audit.reading import (
     Analysis,
@@ -56,6 +58,7 @@ from kvrelay.cluster.scales import LinearScale
 from kvrelay.cluster.svg import line
 
 _ROW, _TALL_ROW, _GROUP, _EDGE = 24, 42, 30, 8
+_LINE = 15
 _SIGNS = {"pays": "faster", "costs": "slower", "open": "undecided", "none": NOT_MEASURED}
 _VERDICT_WORDS = {TONES[verdict]: said for verdict, said in VERDICTS.items()}
 
@@ -263,9 +266,10 @@ def _drawn(
     y = axis_top + 8.0
     for group, same in groupby(bars, key=lambda bar: bar.group):
         if group:
-            y += _GROUP
-            shown = fitted(group, width - 2 * _EDGE)
-            rows_of_bars.append(label(_EDGE, y - 9, shown, weight=600))
+            y += _GROUP - _LINE
+            for heading in wrapped(group, width - 2 * _EDGE, BOLD):
+                y += _LINE
+                rows_of_bars.append(label(_EDGE, y - 9, heading, weight=600))
         for bar in same:
             rows_of_bars += _row(bar, x, y, row_height, left, is_narrow=is_narrow)
             spans.append((y + row_height - 24, y + row_height - 4))

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvrelay.bench.audit.blocks import Figure
-from kvrelay.bench.audit.names import clean, link_words, outcome_words, stratum_words
+from kvrelay.bench.audit.names import link_words, outcome_words, stratum_words
 from kvrelay.bench.audit.numbers import measured, percent, tokens
 from kvrelay.bench.audit.plot import (
+    BOLD,
     FAINT,
     GREY,
     INK,
@@ -17,7 +18,6 @@ from kvrelay.bench.audit.plot import (
     SERIES,
     WIDE,
     figure,
-    fitted,
     frame,
     inner_range,
     label,
@@ -26,6 +26,7 @@ from kvrelay.bench.audit.plot import (
     tick_words,
     upright,
     width_of,
+    wrapped,
 )
 from kvrelay.bench.audit.reading import (
     Analysis,
@@ -45,6 +46,7 @@ from kvrelay.cluster.scales import LinearScale, LogScale
 from kvrelay.cluster.svg import line
 
 _LEFT, _EDGE, _HEIGHT, _GAP, _STEP = 46, 12, 180, 26, 276
+_LINE = 15
 _DODGE = 11.0
 
 
@@ -172,10 +174,16 @@ def _drawn(
     points = [point for panel in panels for found in panel.points.values() for point in found]
     span = inner_range([point.y for point in points])
     places = sorted({point.x for point in points})
-    for place, panel in enumerate(panels):
-        left, y = (place % across) * (each + _GAP), top + _STEP * (place // across)
-        parts += _panel(panel, axes, (left, y, each), span, places, is_log=is_log)
-    return top + _STEP * math.ceil(len(panels) / across), parts
+    titles = [wrapped(panel.title, each, BOLD) for panel in panels]
+    more = _LINE * (max(map(len, titles)) - 1)  # so that panels beside each other are level
+    step = _STEP + more
+    for place, (panel, title) in enumerate(zip(panels, titles, strict=True)):
+        left, y = (place % across) * (each + _GAP), top + step * (place // across)
+        parts += [
+            label(left, y + 12 + _LINE * row, said, weight=600) for row, said in enumerate(title)
+        ]
+        parts += _panel(panel, axes, (left, y + more, each), span, places, is_log=is_log)
+    return top + step * math.ceil(len(panels) / across), parts
 
 
 def _panel(
@@ -196,7 +204,6 @@ def _panel(
     else:
         x = frame(min(places), max(places), start, end, pad=0.08)
     parts = [
-        label(left, top + 12, fitted(clean(panel.title), width), weight=600),
         label(left, top + 29, axes[0], colour=GREY, size=11),
         label((start + end) / 2, floor + 34, axes[1], anchor="middle", colour=GREY, size=11),
     ]

@@ -21,6 +21,7 @@ from kvrelay.cluster.svg import inline, line, text
 WIDE, NARROW = 760, 350
 INK, GREY, FAINT, PAPER = "var(--ink)", "var(--grey)", "var(--faint)", "var(--paper)"
 SMALL = 12
+BOLD = 13  # bold letters of size 12 are about as wide as others of this one
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 7))
 _MARGIN = 16  # around a picture that has no page around it
 _LETTER = 0.56  # of the size: a letter's mean width in the usual fonts without serifs
@@ -88,6 +89,18 @@ def fitted(words: str, width: float, size: int = SMALL) -> str:
     while words and width_of(words + "…", size) > width:
         words = words[:-1]
     return words.rstrip(" ,") + "…"
+
+
+def wrapped(words: str, width: float, size: int = SMALL) -> list[str]:
+    """Words in two lines at the most; what does not fit into those is cut, and seen to be."""
+    words = clean(words)
+    if width_of(words, size) <= width:
+        return [words]
+    head = words
+    while width_of(head, size) > width and " " in head:
+        head = head.rpartition(" ")[0]
+    rest = words[len(head) :].lstrip()
+    return [fitted(each, width, size) for each in (head, rest) if each]
 
 
 def label(
