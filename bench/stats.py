@@ -118,10 +118,10 @@ def half_width(ratios: Sequence[float]) -> float:
     if len(logs) < 4:
         return math.inf
     error = statistics.stdev(logs) / math.sqrt(len(logs))
-    return math.expm1(_t975(len(logs) - 1) * error)
+    return math.expm1(t975(len(logs) - 1) * error)
 
 
-def _t975(degrees: int) -> float:
+def t975(degrees: int) -> float:
     """The 97.5 % quantile of Student's t, within 1 % from three degrees of freedom on.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 1964, 26.7.5.

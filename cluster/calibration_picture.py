@@ -7,12 +7,12 @@ differed from those that had been predicted.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrelay.cluster.calibration_rows import Row, formula, main_ways, name_of, way_text
+from kvrelay.cluster.scales import LogScale
 from kvrelay.cluster.svg import FAINT, GREY, INK, document, line, text
 
 _WIDTH, _LEFT, _PANEL, _GAP = 1040, 76, 410, 114
@@ -27,31 +27,6 @@ _CAPTION = (
     "they belong above the line. Below: observed over predicted seconds, as predicted at that time."
 )
 _CAPTION_CHARACTERS, _LINE = 150, 16
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """A logarithmic axis, and where it is drawn; what lies beyond it is drawn at its end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def at(self, value: float) -> float:
-        inside = min(max(value, self.low), self.high)
-        part = math.log(inside / self.low) / math.log(self.high / self.low)
-        return round(self.start + part * (self.end - self.start), 1)
-
-    def ticks(self) -> list[float]:
-        """Round numbers, seven at most."""
-        exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        for digits in ((1, 2, 5), (1, 3), (1,)):
-            marks = [digit * 10.0**exponent for exponent in exponents for digit in digits]
-            inside = [mark for mark in marks if self.low <= mark <= self.high]
-            if len(inside) <= 7:
-                break
-        return inside
 
 
 @dataclass(frozen=True)
@@ -140,10 +115,10 @@ def _panel(
         middle = text(x_middle, y_middle, "none yet", anchor="middle", colour=GREY)
         return [text(left, top - 8, title, colour=GREY), middle]
     xs = [point.x for curve in curves for point in curve.points if point.x > 0]
-    x = _Scale(min([usual[0], *xs]), max([usual[1], *xs]), left, right)
+    x = LogScale(min([usual[0], *xs]), max([usual[1], *xs]), left, right)
     low, high = _seconds(curves, x)
-    y = _Scale(low, high, bottom, top)
-    strip = _Scale(1 / _MOST_OFF, _MOST_OFF, bottom + 14 + _STRIP, bottom + 14)
+    y = LogScale(low, high, bottom, top)
+    strip = LogScale(1 / _MOST_OFF, _MOST_OFF, bottom + 14 + _STRIP, bottom + 14)
     parts = [text(left, top - 8, title, colour=GREY)]
     parts += _grid(x, y, strip)
     for number, (curve, colour) in enumerate(zip(curves, _COLOURS, strict=False)):
@@ -155,7 +130,7 @@ def _panel(
     return parts
 
 
-def _seconds(curves: Sequence[_Curve], x: _Scale) -> tuple[float, float]:
+def _seconds(curves: Sequence[_Curve], x: LogScale) -> tuple[float, float]:
     """What the axis of seconds shows: all points, and the curves with their bands."""
     shown = [point.seconds for curve in curves for point in curve.points]
     for curve in curves:
@@ -164,7 +139,7 @@ def _seconds(curves: Sequence[_Curve], x: _Scale) -> tuple[float, float]:
     return min(some) / 1.3, max(some) * 1.3
 
 
-def _grid(x: _Scale, y: _Scale, strip: _Scale) -> list[str]:
+def _grid(x: LogScale, y: LogScale, strip: LogScale) -> list[str]:
     parts = []
     for tick in x.ticks():
         at = x.at(tick)
@@ -182,7 +157,7 @@ def _grid(x: _Scale, y: _Scale, strip: _Scale) -> list[str]:
     return parts
 
 
-def _curve(curve: _Curve, colour: str, x: _Scale, y: _Scale) -> list[str]:
+def _curve(curve: _Curve, colour: str, x: LogScale, y: LogScale) -> list[str]:
     values = [x.low * (x.high / x.low) ** (step / 40) for step in range(41)]
 
     def path(factor: float) -> list[str]:

@@ -42,3 +42,25 @@ def line(x1: float, y1: float, x2: float, y2: float, *, colour: str, stroke: flo
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" '
         f'stroke-width="{stroke}" stroke-linecap="round"/>'
     )
+
+
+def inline(
+    width: float, height: float, parts: Sequence[str], *, title: str, desc: str, key: str
+) -> str:
+    """A picture within a page: as wide as its place, named for those who do not see it.
+
+    Args:
+        title: what it is called.
+        desc: what it shows, in a sentence or more.
+        key: makes its ids unique in the page; letters, digits and hyphens.
+    """
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" '
+        f'aria-labelledby="{key}-title {key}-desc" font-family="system-ui, sans-serif" '
+        'font-size="13">'
+    )
+    names = [
+        f'<title id="{key}-title">{escape(title)}</title>',
+        f'<desc id="{key}-desc">{escape(desc)}</desc>',
+    ]
+    return "\n".join([head, *names, *parts, "</svg>"])
