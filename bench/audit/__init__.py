@@ -1,0 +1,1 @@
+"""The causal audit: under which conditions relay pays, proven by randomised experiments."""
