@@ -51,8 +51,8 @@ class Arm:
         return 1 if self.asked is Asked.POOL else 2
 
 
-# An engine decodes nothing of others in mode `recompute`, but has its own prefix cache: so the
-# owner and the pool answer from that, as they would without kvrelay.
+# In mode `recompute` an engine takes nothing from others but has its own prefix cache: from that
+# the owner and the pool answer, as they would without kvrelay.
 ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (

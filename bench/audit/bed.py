@@ -24,6 +24,7 @@ from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import err
+from kvrelay.cluster.config import DecisionsConfig, TelemetryConfig
 from kvrelay.cluster.model import ensure_model
 from kvrelay.relay.memory import available_bytes
 
@@ -34,6 +35,8 @@ RELAY: Row = {
     "load_patience": 100.0,
     "capacity_bytes": 2 * 2**30,
 }
+# Every answer's record is looked up in the log of decisions: a short one is read quickly.
+_TELEMETRY = TelemetryConfig(decisions=DecisionsConfig(max_bytes=4 * 2**20))
 # Of `Bench.pair` and, for each length, of a recomputation alone.
 _REQUESTS_PER_PAIR = 4
 
@@ -76,6 +79,7 @@ def opened(
         agents.append(engines.relaying(FAR, there))
         digest = hashlib.sha256(token.encode()).hexdigest()
         config = engines.cluster(plan.model, agents, RELAY, here, digest)
+        config = config.model_copy(update={"telemetry": _TELEMETRY})
         preflight.check_memory(config, available_bytes() - config.relay.capacity_bytes)
         session = stack.enter_context(engines.started(config))
         client = stack.enter_context(closing(AuditClient(session.url, token)))

@@ -162,15 +162,16 @@ class RunFolder:
                 break
             try:
                 content = json.loads(line)
-                mark = content.get(MARK) if set(content) == {MARK} else None
-            except (ValueError, TypeError, AttributeError):
+            except ValueError:
+                content = None
+            if not isinstance(content, dict):
                 raise ConfigError(
                     f"{self.path / ROWS}, line {number}: no row of an audit; name another --out"
-                ) from None
-            if mark is None:
+                )
+            if set(content) != {MARK}:
                 num_rows += 1
                 continue
-            self._take(mark, num_rows)
+            self._take(content[MARK], num_rows)
             whole_bytes, num_rows = num_bytes, 0
         os.ftruncate(self._lines.fileno(), whole_bytes)
         self._lines.seek(0, os.SEEK_END)

@@ -10,7 +10,7 @@ A block of a unit:
     records       when all is answered
 
 Salts keep all requests apart, in caches and in stores. Whatever an arm is, an engine that has
-tokens which it cannot have by that arm ends the run: the figures would be worth nothing.
+tokens which it cannot have by that arm makes the unit worth nothing, and it is not kept.
 """
 
 from __future__ import annotations
@@ -167,10 +167,9 @@ class Measurement:
         self._take_way(ARMS[block[0].arm], cell.link)
         gap_s = self.bench.alone_s[cell.tokens] / unit.utilisation
         comes_s = list(accumulate(ask.gap * gap_s for ask in block))
-        received, cpu = self.bench.received_bytes(), cpu_s(self.processes.stores)
-        (seen, drain_s), watched = self.bench.gate.watch(lambda: self._stream(turns, comes_s))
+        received = self.bench.received_bytes()
+        (seen, drain_s, cpu), watched = self.bench.gate.watch(lambda: self._stream(turns, comes_s))
         received = self.bench.received_bytes() - received
-        cpu = cpu_s(self.processes.stores) - cpu
         self._count_failures(seen)
         seen = [self._with_record(each, cell, received) for each in seen]
         return seen, self._around(seen, watched, comes_s[-1], drain_s, cpu)
@@ -208,14 +207,19 @@ class Measurement:
 
     def _stream(
         self, turns: Sequence[_Turn], comes_s: Sequence[float]
-    ) -> tuple[list[Seen], float]:
-        """Send all at their times; what came, and how long the last took after its arrival."""
-        lock, going = threading.Lock(), 0
-        start_s = time.perf_counter()
+    ) -> tuple[list[Seen], float, float]:
+        """Send all at their times.
+
+        Returns:
+            What came of each, how long all took from the last arrival, CPU seconds of the stores.
+        """
+        lock, going, stopped = threading.Lock(), 0, threading.Event()
+        start_s, before_s = time.perf_counter(), cpu_s(self.processes.stores)
 
         def send(turn: _Turn, come_s: float) -> Seen:
             nonlocal going
-            time.sleep(max(0.0, start_s + come_s - time.perf_counter()))
+            if stopped.wait(max(0.0, start_s + come_s - time.perf_counter())):
+                raise BenchError("stopped")
             with lock:
                 in_flight, going = going, going + 1
             sent_s, now_s = time.perf_counter(), self.now_s()
@@ -244,8 +248,13 @@ class Measurement:
             )
 
         with ThreadPoolExecutor(len(turns)) as pool:
-            seen = list(pool.map(send, turns, comes_s))
-        return seen, max(0.0, time.perf_counter() - start_s - comes_s[-1])
+            try:
+                seen = list(pool.map(send, turns, comes_s))
+            except BaseException:  # a signal: what has not been sent is not
+                stopped.set()
+                raise
+        drain_s = max(0.0, time.perf_counter() - start_s - comes_s[-1])
+        return seen, drain_s, cpu_s(self.processes.stores) - before_s
 
     def _count_failures(self, seen: Sequence[Seen]) -> None:
         """What becomes of a request is an outcome, unless nothing comes of any.

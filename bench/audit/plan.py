@@ -23,8 +23,8 @@ from pydantic import (
     ValidationError,
 )
 
-from kvrelay.bench.audit.arms import ARMS, TREATED
-from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.arms import ARMS, CONTROL, TREATED
+from kvrelay.bench.audit.strata import FACTORS, Stratum
 from kvrelay.bench.hit import longest_tokens
 from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.topology import SAME_NODE
@@ -139,8 +139,11 @@ class Excluded(_Strict):
 
     def matches(self, stratum: Stratum) -> bool:
         """Whether it is left out."""
-        levels: dict[str, tuple[Any, ...]] = self.model_dump(exclude_none=True)
-        return all(getattr(stratum, factor) in found for factor, found in levels.items())
+        for factor in FACTORS:
+            levels = getattr(self, factor)
+            if levels is not None and getattr(stratum, factor) not in levels:
+                return False
+        return True
 
 
 class ArmPlan(_Strict):
@@ -416,5 +419,5 @@ def _arm_problems(arm: ArmPlan, known: Mapping[str, Stratum]) -> Iterator[str]:
     for design, field in ((PAIRED, "pairs"), (AA, "pairs"), (SESSIONS, "sessions")):
         if design in arm.designs and getattr(arm, field) is None:
             yield f"{field}: missing, but design {design} needs it"
-    if AA in arm.designs and arm.name != "recompute":
+    if AA in arm.designs and arm.name != CONTROL:
         yield f"designs: aa compares the control with itself, not {arm.name}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 
+from kvrelay.bench.audit.arms import CONTROL
 from kvrelay.bench.audit.design import (
     Ask,
     Unit,
@@ -19,6 +21,7 @@ from kvrelay.bench.audit.plan import (
     AA,
     PAIRED,
     SESSIONS,
+    ArmPlan,
     BusyPlan,
     Plan,
     RandomisedPlan,
@@ -40,12 +43,13 @@ _SETTLE_S = 2.2
 
 def planned(plan: Plan) -> list[Unit]:
     """All units of a plan: pairs and sessions link by link, then streams, each in its time."""
-    units = [
-        unit
-        for stratum in plan.all_strata()
-        for unit in (*_pairs(plan, stratum, PAIRED), *_pairs(plan, stratum, AA))
-    ]
-    units += [unit for stratum in plan.all_strata() for unit in _sessions(plan, stratum)]
+    units: list[Unit] = []
+    where = [(arm, frozenset(plan.strata_of(arm))) for arm in plan.arms]
+    for stratum in plan.all_strata():
+        here = [arm for arm, strata in where if stratum in strata]
+        units += _pairs(plan, here, stratum, PAIRED)
+        units += _pairs(plan, here, stratum, AA)
+        units += _sessions(plan, here, stratum)
     found = _in_visits(units, plan.seed)
     for number, randomised in enumerate(plan.randomised):
         found += _randomised(plan.seed, number, randomised)
@@ -73,18 +77,16 @@ def estimate_s(unit: Unit, slowness: float = 1.0) -> float:
     total_s = 0.0
     for block in unit.blocks:
         come_s = sum(ask.gap for ask in block) * prefill_s / unit.utilisation
-        one_by_one_s = sum(prefill_s if ask.arm == "recompute" else transfer_s for ask in block)
+        one_by_one_s = sum(prefill_s if ask.arm == CONTROL else transfer_s for ask in block)
         total_s += _SETTLE_S + len(block) * prefill_s + max(come_s, one_by_one_s)
     return total_s
 
 
-def _pairs(plan: Plan, stratum: Stratum, design: str) -> Iterator[Unit]:
+def _pairs(
+    plan: Plan, arms_here: Sequence[ArmPlan], stratum: Stratum, design: str
+) -> Iterator[Unit]:
     """The same requests under every arm; of `aa`, twice under the control."""
-    counts = {
-        arm.name: arm.pairs or 0
-        for arm in plan.arms
-        if design in arm.designs and stratum in plan.strata_of(arm)
-    }
+    counts = {arm.name: arm.pairs or 0 for arm in arms_here if design in arm.designs}
     if not counts:
         return
     most, names = max(counts.values()), (design, stratum.name)
@@ -105,13 +107,9 @@ def _pairs(plan: Plan, stratum: Stratum, design: str) -> Iterator[Unit]:
         yield Unit(design, stratum, blocks, number, utilisation=plan.busy.utilisation)
 
 
-def _sessions(plan: Plan, stratum: Stratum) -> Iterator[Unit]:
+def _sessions(plan: Plan, arms_here: Sequence[ArmPlan], stratum: Stratum) -> Iterator[Unit]:
     """Sessions that have one arm each."""
-    counts = {
-        arm.name: arm.sessions or 0
-        for arm in plan.arms
-        if SESSIONS in arm.designs and stratum in plan.strata_of(arm)
-    }
+    counts = {arm.name: arm.sessions or 0 for arm in arms_here if SESSIONS in arm.designs}
     total = sum(counts.values())
     texts = texts_of(plan.seed, total, SESSIONS, stratum.name)
     drawn = cycles(counts, rng_of(plan.seed, SESSIONS, stratum.name))
@@ -147,7 +145,7 @@ def _mixed(
     texts, come = texts_of(seed, count, *names), gaps(count, rng)
     asks = tuple(
         Ask(
-            plan.treated if place in treated else "recompute",
+            plan.treated if place in treated else CONTROL,
             texts[place],
             real if place in treated else 1 - real,
             come[place],
@@ -172,7 +170,7 @@ def _switchback(seed: int, entry: int, plan: SwitchbackPlan) -> Iterator[Unit]:
     for pair, treated_first in enumerate(flips):
         names = ("switchback", entry, pair)
         texts, come = texts_of(seed, count, *names), gaps(count, rng_of(seed, "gaps", *names))
-        arms = ["recompute", plan.treated]
+        arms = [CONTROL, plan.treated]
         for place, arm in enumerate(arms[::-1] if treated_first else arms):
             asks = tuple(
                 Ask(arm, text, 0.5, gap) for text, gap in zip(texts, come, strict=True)
@@ -197,7 +195,7 @@ def _staggered(seed: int, entry: int, plan: StaggeredPlan) -> Iterator[Unit]:
         names = ("staggered", entry, period)
         rng, texts = rng_of(seed, *names), texts_of(seed, 2 * count, *names)
         receivers = cycles({0: count, 1: count}, rng)
-        arms = dict.fromkeys((0, 1), "recompute")
+        arms = dict.fromkeys((0, 1), CONTROL)
         if period >= plan.periods:
             arms[enabled] = plan.treated
         blocks = tuple(
@@ -208,14 +206,32 @@ def _staggered(seed: int, entry: int, plan: StaggeredPlan) -> Iterator[Unit]:
 
 
 def _in_visits(units: Sequence[Unit], seed: int) -> list[Unit]:
-    """Link by link, several times over all, and there in random order."""
-    most = max((unit.number + 1 for unit in units), default=0)
+    """Link by link, several times over all; there the designs of all strata mixed by lot.
+
+    Those of one design and stratum keep their order, which is what balances them in time.
+    """
+    groups: dict[tuple[str, Stratum], list[Unit]] = {}
+    for unit in units:
+        groups.setdefault((unit.design, unit.stratum), []).append(unit)
+    most = max((len(group) for group in groups.values()), default=0)
     visits = max(1, min(_MOST_VISITS, most // _UNITS_PER_VISIT))
     links = list(dict.fromkeys(unit.stratum.link for unit in units))
     found: list[Unit] = []
     for visit in range(visits):
         rng = rng_of(seed, "visit", visit)
         for link in rng.sample(links, len(links)):
-            here = [u for u in units if u.stratum.link == link and u.number % visits == visit]
-            found += rng.sample(here, len(here))
+            parts = [
+                [unit for i, unit in enumerate(group) if i * visits // len(group) == visit]
+                for (_, stratum), group in groups.items()
+                if stratum.link == link
+            ]
+            found += _mixed_in(parts, rng)
     return found
+
+
+def _mixed_in(parts: Sequence[Sequence[Unit]], rng: random.Random) -> Iterator[Unit]:
+    """All units of all parts, each part in its order."""
+    places = [number for number, part in enumerate(parts) for _ in part]
+    left = [iter(part) for part in parts]
+    for number in rng.sample(places, len(places)):
+        yield next(left[number])
