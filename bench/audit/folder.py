@@ -65,6 +65,7 @@ class State:
         """The form in which it is written."""
         return {
             **asdict(self),
+            "done": len(self.done),  # their keys are in the rows
             "plan_sha256": self.plans[-1],
             "plan_changed": self.plan_changed,
             "complete": self.left == 0 and self.ended_by is None,
