@@ -55,7 +55,7 @@ def run(
 
       kvrelay audit run --plan bench/plans/full.yaml --out full
     """
-    from kvrelay.bench.audit import bed
+    from kvrelay.bench.audit import bed, outputs
     from kvrelay.bench.audit.plan import load_plan
     from kvrelay.bench.audit.run import run as run_plan
     from kvrelay.bench.audit.show import show_plan
@@ -64,6 +64,7 @@ def run(
 
     checked = load_plan(plan_file)
     bed.check()
+    outputs.require()
     show_plan(checked)
     meta = new_meta(checked.model, checked.seed, relay=bed.RELAY)
     with signals_as_exit():

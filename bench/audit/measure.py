@@ -158,9 +158,9 @@ class Measurement:
         self, unit: Unit, block: Sequence[Ask], prompts: dict[int, Prompts]
     ) -> tuple[list[Seen], Around]:
         cell = _cell(unit.stratum)
-        self.bench.gate.wait()
-        for place in (self.bench.here, self.bench.there):
-            _wait_still(place)
+        if unit.design == SESSIONS:  # A's turn is part of what is compared
+            self.bench.gate.wait()
+        _wait_still((self.bench.here, self.bench.there))
         turns = [self._first_turn(unit, ask, prompts[ask.text]) for ask in block]
         if cell.link != SAME_NODE and any(ARMS[ask.arm].asked is not Asked.POOL for ask in block):
             self.bench.here.wait_known(self.bench.there)
@@ -328,17 +328,21 @@ def _overhead_s(record: Any) -> float | None:
     return float(sum(overhead[name] for name in _OVERHEAD))
 
 
-def _wait_still(place: Place) -> None:
+def _wait_still(places: Sequence[Place]) -> None:
     """Until nothing more is saved of earlier requests.
 
     Raises:
         BenchError: it does not end.
     """
+
+    def committed() -> int:
+        return sum(place.store.committed() for place in places)
+
     end_s = time.monotonic() + _STILL_TIMEOUT_S
-    count, since_s = place.store.committed(), time.monotonic()
+    count, since_s = committed(), time.monotonic()
     while time.monotonic() - since_s < _STILL_S:
         if time.monotonic() > end_s:
             raise BenchError(f"a store is still being written to after {_STILL_TIMEOUT_S:.0f} s")
         time.sleep(_POLL_S)
-        if (now := place.store.committed()) != count:
+        if (now := committed()) != count:
             count, since_s = now, time.monotonic()

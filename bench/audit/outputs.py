@@ -65,6 +65,21 @@ def source_of(where: Path, plan: Path | None, out: Path | None) -> Source:
     )
 
 
+def require() -> None:
+    """Fail at once where nothing could be analysed in the end.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    try:
+        import kvrelay.bench.audit.analyze
+        import kvrelay.bench.audit.article  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"an analysis needs {error.name or error}; pip install 'kvrelay[audit]'"
+        ) from None
+
+
 def analyze(source: Source, columns: Mapping[str, str]) -> Path:
     """Write `data.parquet` and `analysis.json`; where the latter is.
 
@@ -78,14 +93,11 @@ def analyze(source: Source, columns: Mapping[str, str]) -> Path:
         ConfigError: the plan cannot be read, or what analyses is not installed.
         DataError: the rows cannot be analysed.
     """
-    try:
-        from kvrelay.bench.audit import analyze as analysis
-        from kvrelay.bench.audit import article, break_even, files, pairs
-        from kvrelay.bench.audit.settings import Settings
-    except ImportError as error:
-        raise ConfigError(
-            f"an analysis needs {error.name or error}; pip install 'kvrelay[audit]'"
-        ) from None
+    require()
+    from kvrelay.bench.audit import analyze as analysis
+    from kvrelay.bench.audit import article, break_even, files, pairs
+    from kvrelay.bench.audit.settings import Settings
+
     settings = Settings()
     if source.plan is not None:
         plan = load_plan(source.plan)

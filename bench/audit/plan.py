@@ -8,7 +8,7 @@ that was changed afterwards is seen to be.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from kvrelay.bench.audit.arms import ARMS, CONTROL, TREATED
+from kvrelay.bench.audit.schema import OUTCOMES
 from kvrelay.bench.audit.strata import FACTORS, Stratum
 from kvrelay.bench.hit import longest_tokens
 from kvrelay.bench.testbed.link import parse_link
@@ -57,6 +58,12 @@ def _check_arm(value: str) -> str:
     return value
 
 
+def _check_outcome(value: str) -> str:
+    if value not in OUTCOMES:
+        raise ValueError(f"unknown outcome '{value}'; known: {', '.join(OUTCOMES)}")
+    return value
+
+
 def _check_treated(value: str) -> str:
     if value not in TREATED:
         raise ValueError(f"'{value}' cannot treat a stream; one of: {', '.join(TREATED)}")
@@ -77,6 +84,7 @@ def _names(value: object) -> object:
 LinkName = Annotated[str, AfterValidator(_check_link)]
 Tokens = Annotated[int, AfterValidator(_check_tokens)]
 ArmName = Annotated[str, AfterValidator(_check_arm)]
+OutcomeName = Annotated[str, AfterValidator(_check_outcome)]
 TreatedArm = Annotated[str, AfterValidator(_check_treated)]
 Load = Literal["idle", "busy"]
 Similarity = Literal["high", "medium", "low"]
@@ -94,8 +102,8 @@ class _Strict(BaseModel):
 class Outcomes(_Strict):
     """Columns that are compared: `primary` decide, `secondary` are reported beside them."""
 
-    primary: tuple[str, ...] = Field(min_length=1)
-    secondary: tuple[str, ...] = ()
+    primary: tuple[OutcomeName, ...] = Field(min_length=1)
+    secondary: tuple[OutcomeName, ...] = ()
 
 
 class Power(_Strict):
@@ -274,7 +282,7 @@ class Plan(_Strict):
     seed: int = Field(ge=0)
     control: Literal["recompute"] = "recompute"
     outcomes: Outcomes
-    margins: dict[str, Annotated[float, Field(gt=0)]] = {}
+    margins: dict[OutcomeName, Annotated[float, Field(gt=0)]] = {}
     strata: Factors
     exclude_strata: list[Excluded] = []
     arms: list[ArmPlan] = Field(min_length=1)
@@ -413,7 +421,7 @@ def _arm_problems(arm: ArmPlan, known: Mapping[str, Stratum]) -> Iterator[str]:
             if name not in known:
                 yield f"strata[{i}]: '{name}' is none of the {len(known)} strata of this plan"
     if SESSIONS in arm.designs:
-        names = known if arm.strata == (ALL,) else arm.strata
+        names: Iterable[str] = known if arm.strata == (ALL,) else arm.strata
         if any(known[name].load == "busy" for name in names if name in known):
             yield "strata: sessions are measured one at a time, so busy strata need paired"
     for design, field in ((PAIRED, "pairs"), (AA, "pairs"), (SESSIONS, "sessions")):

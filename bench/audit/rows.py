@@ -103,7 +103,7 @@ def logprob_drift(answer: Reply, reference: Reply) -> float | None:
     return total / count if count else None
 
 
-def kv_blocks(unit: Unit, seen: Seen) -> int:
+def kv_blocks(seen: Seen) -> int:
     """Blocks of KV that a session's two turns keep in engines."""
     first, second = (-(-n // BLOCK_TOKENS) for n in (len(seen.prompts.first), seen.prompt_tokens))
     arm = ARMS[seen.ask.arm]
@@ -153,7 +153,7 @@ def _row(unit: Unit, place: int, number: int, seen: Seen, around: Around) -> Row
         "bytes_moved": int(record.get("num_bytes", 0)),
         "wire_bytes": int(record.get("wire_bytes", 0)),
         "wire_s": record.get("transfer_s") if record.get("wire_bytes") else None,
-        "kv_bytes": _kv_bytes(unit, seen, around),
+        "kv_bytes": _kv_bytes(seen, around),
         "memory_bytes": around.engine_bytes * arm.engines,
         "relay_cpu_s": around.relay_cpu_s,
         "failed": answer is None,
@@ -175,10 +175,10 @@ def prefill_s(record: Mapping[str, Any]) -> float | None:
     return max(0.0, float(first_token_s) - float(record.get("load_s") or 0.0))
 
 
-def _kv_bytes(unit: Unit, seen: Seen, around: Around) -> int | None:
+def _kv_bytes(seen: Seen, around: Around) -> int | None:
     if around.kv_block_bytes is None:
         return None
-    return round(kv_blocks(unit, seen) * around.kv_block_bytes)
+    return round(kv_blocks(seen) * around.kv_block_bytes)
 
 
 def _decided(arm: str, record: Mapping[str, Any]) -> Row:

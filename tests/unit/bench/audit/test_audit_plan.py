@@ -29,6 +29,8 @@ def factors(**changes: Any) -> dict[str, Any]:
     [
         ({"sed": 1}, "sed: unknown key; did you mean 'seed'?"),
         ({"outcomes": {}}, "outcomes.primary: missing, but required"),
+        ({"outcomes": {"primary": ["ttft"]}}, "outcomes.primary[0]: unknown outcome 'ttft'; known"),
+        ({"margins": {"agreement": 0}}, "margins.agreement: "),
         ({"seed": -1}, "seed: "),
         ({"strata": factors(link=["fast"])}, "strata.link[0]: link 'fast': give unshaped or a rate"),
         ({"strata": factors(tokens=[512, 512])}, "strata.tokens: an entry stands twice"),
