@@ -55,7 +55,7 @@ def run(
 
       kvrelay audit run --plan bench/plans/full.yaml --out full
     """
-    from kvrelay.bench.audit import bed, outputs
+    from kvrelay.bench.audit import bed, extras, outputs
     from kvrelay.bench.audit.plan import load_plan
     from kvrelay.bench.audit.run import run as run_plan
     from kvrelay.bench.audit.show import show_plan
@@ -74,6 +74,7 @@ def run(
             meta,
             lambda name, now_s: bed.opened(checked, quiet_wait, name, now_s),
         )
+        extras.make(checked, out)
         _analyze(out, None, None, [])
         _report(out)
 

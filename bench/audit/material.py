@@ -85,7 +85,7 @@ class Material:
             return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
         encoder = None if embedding_model is None else whole_text(load_encoder(embedding_model))
-        return cls(Library(encode), tokenizer.decode, encoder)
+        return cls(Library(encode), lambda tokens: str(tokenizer.decode(list(tokens))), encoder)
 
     def pair(self, stratum: Stratum, text: int) -> Prompts:
         """The prompts of one seed: the same each time, others for another seed.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvrelay.bench.audit import extras
 from kvrelay.bench.audit.folder import PLAN, ROWS, STATE
 from kvrelay.bench.audit.plan import load_plan
 from kvrelay.cluster.errors import ConfigError
@@ -27,6 +28,7 @@ class Source:
         run_plan_sha256: of the plan that they were taken by; empty if nobody tells.
         plan_changed: it was another one for some of them.
         discarded_requests: made to warm up, and not among the rows.
+        sections: of the analysis that are not made of rows.
     """
 
     rows: Path
@@ -35,6 +37,7 @@ class Source:
     run_plan_sha256: str = ""
     plan_changed: bool = False
     discarded_requests: int = 0
+    sections: Mapping[str, Any] = field(default_factory=dict)
 
 
 def source_of(where: Path, plan: Path | None, out: Path | None) -> Source:
@@ -62,6 +65,7 @@ def source_of(where: Path, plan: Path | None, out: Path | None) -> Source:
         str(state.get("plan_sha256", "")),
         bool(state.get("plan_changed", False)),
         int(state.get("discarded_requests", 0)),
+        extras.sections(where),
     )
 
 
@@ -109,7 +113,8 @@ def analyze(source: Source, columns: Mapping[str, str]) -> Path:
         files.write_parquet(data, source.out / DATA)
     left, _ = analysis.exclude(data, settings)
     relayed = pairs.pairs_of(left.columns, "relay", settings.control, settings.primary[0])
-    others = {"break_even": break_even.break_even(relayed, settings.seed)}
+    others: dict[str, Any] = {"break_even": break_even.break_even(relayed, settings.seed)}
+    others |= source.sections
     found = analysis.analyze(data, settings, others)
     excluded: dict[str, int] = found["meta"]["excluded"]
     excluded[_WARM_UP] = excluded.get(_WARM_UP, 0) + source.discarded_requests

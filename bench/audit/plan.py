@@ -261,6 +261,18 @@ class Busy(_Strict):
     utilisation: float = Field(default=0.7, gt=0, le=2)
 
 
+class Controls(_Strict):
+    """Controls of the quality measures, in an engine of their own.
+
+    Attributes:
+        examples: each goes through all controls, guard on and off.
+        tokens: of each context.
+    """
+
+    examples: int = Field(default=12, ge=2)
+    tokens: int = Field(default=512, ge=128, le=1536, multiple_of=128)
+
+
 class Plan(_Strict):
     """A whole audit.
 
@@ -290,6 +302,7 @@ class Plan(_Strict):
     saturation: list[SaturationPlan] = []
     randomised: list[RandomisedPlan] = []
     staggered: list[StaggeredPlan] = []
+    controls: Controls | None = None
     busy: Busy = Busy()
     power: Power = Power()
     exclusions: tuple[Literal["failed", "warm_up", "not_quiet"], ...] = ("failed", "warm_up")
