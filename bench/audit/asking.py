@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay.bench.answers import AnswerClient
+from kvrelay.bench.audit.quality import Output
 from kvrelay.bench.client import TIMEOUT_S
 from kvrelay.bench.errors import BenchError
 from kvrelay.cluster.access import OPERATOR_HEADER
 
+TOP_LOGPROBS = 20  # as many as vLLM gives
 _TRIES = 3
+_TOKEN_ID = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,22 @@ class Reply:
     Attributes:
         answer: id of the response.
         ttft_s, e2e_s: from sending it to its first token, and to its end.
-        tokens: ids that were written; logprobs: of each.
+        output: ids that were written, with the logprobs of the likeliest at each place.
+        text: the same as text.
         cached_tokens: prompt tokens that the engine did not compute, by vLLM's own count.
     """
 
     answer: str
     ttft_s: float
     e2e_s: float
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    output: Output
+    text: str
     cached_tokens: int
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ids that were written."""
+        return self.output.tokens
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -87,7 +96,8 @@ class AuditClient(AnswerClient):
                     salt=salt,
                     ignore_eos=True,
                     return_token_ids=True,
-                    logprobs=1,
+                    logprobs=TOP_LOGPROBS,
+                    return_tokens_as_token_ids=True,  # in logprobs
                 )
             ]
         except (APIError, httpx.HTTPError) as error:  # it broke off
@@ -96,7 +106,7 @@ class AuditClient(AnswerClient):
         ttft_s: float | None = None
         usage = None
         tokens: list[int] = []
-        logprobs: list[float] = []
+        text, logprobs = "", list[dict[int, float]]()
         for come_s, chunk in chunks:
             usage = chunk.usage or usage
             for choice in chunk.choices:
@@ -104,15 +114,19 @@ class AuditClient(AnswerClient):
                 if new and ttft_s is None:
                     ttft_s = come_s
                 tokens += new
+                text += choice.text
                 if choice.logprobs is not None:
-                    logprobs += choice.logprobs.token_logprobs or []
-        if ttft_s is None or len(tokens) != max_tokens:
-            raise BenchError(f"agent '{agent}' sent {len(tokens)} of {max_tokens} tokens")
+                    logprobs += map(_by_id, choice.logprobs.top_logprobs or [])
+        if ttft_s is None or not len(tokens) == len(logprobs) == max_tokens:
+            raise BenchError(
+                f"agent '{agent}' sent {len(tokens)} of {max_tokens} tokens, {len(logprobs)} logprobs"
+            )
         details = usage.prompt_tokens_details if usage is not None else None
         if details is None or details.cached_tokens is None:
             raise BenchError(f"agent '{agent}' does not count cached tokens")
         answer, cached_tokens = chunks[0][1].id, int(details.cached_tokens)
-        return Reply(answer, ttft_s, e2e_s, tuple(tokens), tuple(logprobs), cached_tokens)
+        output = Output(tuple(tokens), tuple(logprobs))
+        return Reply(answer, ttft_s, e2e_s, output, text, cached_tokens)
 
     def record_of(self, answer: str) -> Mapping[str, Any]:
         """The record of a streamed answer.
@@ -127,3 +141,8 @@ class AuditClient(AnswerClient):
                 return dict(records[0])
         reason = f"status {found.status_code}" if found is not None else "no answer"
         raise BenchError(f"answer '{answer}' has no record of relay ({reason})")
+
+
+def _by_id(logprobs: Mapping[str, float]) -> dict[int, float]:
+    """`{"token_id:12": -0.1}` with the numbers as keys."""
+    return {int(name.removeprefix(_TOKEN_ID)): value for name, value in logprobs.items()}

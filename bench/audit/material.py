@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvrelay.bench.audit.design import rng_of
+from kvrelay.bench.audit.similarity import Level, PromptPair, measure, pair, whole_text
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.tasks import Regime, Task, make_task
+from kvrelay.bench.audit.text import Language, Library
+from kvrelay.cluster.embedding import Encoder, load_encoder
 
 # Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends. Levels
 # overlap, so that similarity can be told apart from what is shared.
 FRACTIONS = {"high": (0.75, 0.95), "medium": (0.25, 0.5), "low": (0.0, 0.25)}
+# Under it there is no room for a task's table.
+_LEAST_CONTEXT = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class Prompts:
         second: B's, of the nominal length.
         shared_tokens: with which both begin.
         jaccard, cosine: how much they are alike; None if nobody has measured it.
+        task: what B is asked in the end, of what A has read; None without a known answer.
     """
 
     first: tuple[int, ...]
@@ -31,6 +37,7 @@ class Prompts:
     shared_tokens: int
     jaccard: float | None = None
     cosine: float | None = None
+    task: Task | None = None
 
     @property
     def extends(self) -> bool:
@@ -59,9 +66,9 @@ class Material:
 
     def __init__(
         self,
-        library: Any,
+        library: Library,
         decode: Callable[[Sequence[int]], str],
-        encoder: Callable[[str], Any] | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         """Take the texts (`text.Library`) and, for the cosine, what makes vectors of texts."""
         self._library, self._decode, self._encoder = library, decode, encoder
@@ -74,10 +81,6 @@ class Material:
             BenchError, ConfigError: texts or the embedding model are not there.
         """
         from transformers import AutoTokenizer
-
-        from kvrelay.bench.audit.similarity import whole_text
-        from kvrelay.bench.audit.text import Library
-        from kvrelay.cluster.embedding import load_encoder
 
         tokenizer = AutoTokenizer.from_pretrained(str(model))
 
@@ -93,19 +96,28 @@ class Material:
         Raises:
             BenchError: there is too little text for them.
         """
-        from kvrelay.bench.audit.similarity import Level, measure, pair
-        from kvrelay.bench.audit.text import Language
-
-        made = pair(
-            self._library,
-            Level(stratum.similarity),
-            Language(stratum.language),
-            stratum.tokens,
-            fraction(stratum, text),
-            text,
-        )
+        level, language = Level(stratum.similarity), Language(stratum.language)
+        share = fraction(stratum, text)
+        made = pair(self._library, level, language, stratum.tokens, share, text)
+        task = self._task(made, level, language, text)
+        if task is not None:
+            own = made.second[made.shared_tokens : stratum.tokens - len(task.question)]
+            made = PromptPair(
+                task.context, (*task.context, *own, *task.question), made.shared_tokens
+            )
         alike = measure(made, self._decode, self._encoder)
-        return Prompts(made.first, made.second, made.shared_tokens, alike.jaccard, alike.cosine)
+        return Prompts(
+            made.first, made.second, made.shared_tokens, alike.jaccard, alike.cosine, task
+        )
+
+    def _task(
+        self, made: PromptPair, level: Level, language: Language, text: int
+    ) -> Task | None:
+        """A question whose answer A has read: where B goes on with that, and there is room."""
+        if level is not Level.HIGH or made.shared_tokens < _LEAST_CONTEXT:
+            return None
+        task = make_task(self._library, language, made.shared_tokens, Regime.NEED, text)
+        return task if len(task.question) <= len(made.second) - made.shared_tokens else None
 
 
 def fraction(stratum: Stratum, text: int) -> float:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvrelay.bench.audit import quality
 from kvrelay.bench.audit.arms import ARMS, CONTROL, Asked
 from kvrelay.bench.audit.asking import Reply
 from kvrelay.bench.audit.design import Ask, Unit
@@ -87,22 +88,6 @@ def rows_of(unit: Unit, blocks: Sequence[tuple[Sequence[Seen], Around]]) -> list
     return [row for _, row in found]
 
 
-def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
-    """Share of places at which both have the same token."""
-    return sum(a == b for a, b in zip(tokens, reference, strict=True)) / len(reference)
-
-
-def logprob_drift(answer: Reply, reference: Reply) -> float | None:
-    """Mean absolute difference of the logprobs, as far as both wrote the same; None if nowhere."""
-    total, count = 0.0, 0
-    both = zip(answer.tokens, reference.tokens, answer.logprobs, reference.logprobs, strict=True)
-    for token, other, logprob, other_logprob in both:
-        if token != other:
-            break
-        total, count = total + abs(logprob - other_logprob), count + 1
-    return total / count if count else None
-
-
 def kv_blocks(seen: Seen) -> int:
     """Blocks of KV that a session's two turns keep in engines."""
     first, second = (-(-n // BLOCK_TOKENS) for n in (len(seen.prompts.first), seen.prompt_tokens))
@@ -158,6 +143,7 @@ def _row(unit: Unit, place: int, number: int, seen: Seen, around: Around) -> Row
         "relay_cpu_s": around.relay_cpu_s,
         "failed": answer is None,
         "cached_tokens": 0 if answer is None else answer.cached_tokens,
+        **_quality(seen),
         **_decided(ask.arm, record),
         "not_quiet": not around.watched.quiet,
         "block_s": around.block_s,
@@ -193,6 +179,16 @@ def _decided(arm: str, record: Mapping[str, Any]) -> Row:
     }
 
 
+def _quality(seen: Seen) -> Row:
+    """What an answer tells by itself."""
+    if seen.answer is None:
+        return {}
+    found: Row = {"perplexity": quality.output_perplexity(seen.answer.output)}
+    if seen.prompts.task is not None:
+        found["correct"] = float(seen.prompts.task.is_correct(seen.answer.output.logprobs[0]))
+    return found
+
+
 def _finite(value: float | None) -> float | None:
     """A prediction; none where it is that this would never end."""
     return value if value is not None and math.isfinite(value) else None
@@ -212,5 +208,7 @@ def _compare(found: Sequence[tuple[Seen, Row]]) -> None:
                 row[name] = row[name] if row[name] is not None else next(iter(known), None)
         for seen, row in same:
             if seen.answer is not None and reference is not None:
-                row["agreement"] = agreement(seen.answer.tokens, reference.tokens)
-                row["logprob_drift"] = logprob_drift(seen.answer, reference)
+                row["agreement"] = quality.agreement(seen.answer.tokens, reference.tokens)
+                row["logprob_drift"] = quality.logprob_drift(seen.answer.output, reference.output)
+                row["bleu"] = quality.bleu(seen.answer.text, reference.text)
+                row["rouge_l"] = quality.rouge_l(seen.answer.text, reference.text)

@@ -15,7 +15,8 @@ from kvrelay.bench.audit.design import Ask, Unit
 from kvrelay.bench.audit.material import FRACTIONS, Prompts, fraction
 from kvrelay.bench.audit.measure import Measurement, Processes
 from kvrelay.bench.audit.plan import load_plan
-from kvrelay.bench.audit.rows import agreement, logprob_drift, prefill_s
+from kvrelay.bench.audit.quality import Output
+from kvrelay.bench.audit.rows import prefill_s
 from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.bench.quiet import Watched
@@ -27,7 +28,8 @@ PROMPTS = Prompts(tuple(range(384)), tuple(range(512)), 384, jaccard=0.7)
 
 
 def reply(tokens: Sequence[int], cached: int = 0, name: str = "x") -> Reply:
-    return Reply(name, 0.2, 0.3, tuple(tokens), (-0.5,) * len(tokens), cached)
+    output = Output(tuple(tokens), tuple({token: -0.5} for token in tokens))
+    return Reply(name, 0.2, 0.3, output, " ".join(map(str, tokens)), cached)
 
 
 @dataclass
@@ -167,7 +169,10 @@ def test_a_pair_within_a_node(cluster: Cluster) -> None:
     assert (relay["place"], relay["time_s"], relay["in_flight"]) == (1, 7.0, 0)
     assert (relay["ttft_s"], relay["e2e_s"], relay["session_s"]) == (0.2, 0.3, 0.6)
     assert relay["prefill_s"] == pytest.approx(0.15)
-    assert (relay["agreement"], relay["logprob_drift"]) == (1.0, 0.0)
+    same = {name: relay[name] for name in ("agreement", "logprob_drift", "bleu", "rouge_l")}
+    assert same == {"agreement": 1.0, "logprob_drift": 0.0, "bleu": 1.0, "rouge_l": 1.0}
+    assert relay["perplexity"] == pytest.approx(2.71828 ** 0.5, rel=1e-4)
+    assert "correct" not in relay  # these prompts have no known answer
     # Asked of the same request, whatever the arm.
     assert control["predicted_recompute_s"] == relay["predicted_recompute_s"] == 0.4
     assert control["decided"] is relay["decided"] is None
@@ -262,11 +267,6 @@ def test_policy_says_what_it_decided(cluster: Cluster) -> None:
 
 
 def test_measures_of_answers() -> None:
-    assert agreement((1, 2, 3, 4), (1, 2, 9, 4)) == 0.75
-    one = Reply("x", 0.1, 0.2, (1, 2, 3), (-0.1, -0.2, -9.0), 0)
-    other = Reply("y", 0.1, 0.2, (1, 2, 4), (-0.3, -0.2, -1.0), 0)
-    assert logprob_drift(one, other) == pytest.approx(0.1)
-    assert logprob_drift(reply((1,)), reply((2,))) is None
     assert reply(range(5)).tokens_per_s == pytest.approx(40)
     assert reply((1,)).tokens_per_s is None
     assert prefill_s({}) is None
