@@ -95,9 +95,9 @@ class AuditClient(AnswerClient):
                     mode=mode,
                     salt=salt,
                     ignore_eos=True,
-                    return_token_ids=True,
                     logprobs=TOP_LOGPROBS,
-                    return_tokens_as_token_ids=True,  # in logprobs
+                    # `return_token_ids` would send the whole prompt back with the first token.
+                    return_tokens_as_token_ids=True,
                 )
             ]
         except (APIError, httpx.HTTPError) as error:  # it broke off
@@ -110,13 +110,12 @@ class AuditClient(AnswerClient):
         for come_s, chunk in chunks:
             usage = chunk.usage or usage
             for choice in chunk.choices:
-                new = (choice.model_extra or {}).get("token_ids") or []
-                if new and ttft_s is None:
-                    ttft_s = come_s
-                tokens += new
                 text += choice.text
-                if choice.logprobs is not None:
-                    logprobs += map(_by_id, choice.logprobs.top_logprobs or [])
+                if choice.logprobs is None or not choice.logprobs.tokens:
+                    continue
+                ttft_s = come_s if ttft_s is None else ttft_s
+                tokens += map(_id, choice.logprobs.tokens)
+                logprobs += map(_by_id, choice.logprobs.top_logprobs or [])
         if ttft_s is None or not len(tokens) == len(logprobs) == max_tokens:
             raise BenchError(
                 f"agent '{agent}' sent {len(tokens)} of {max_tokens} tokens, {len(logprobs)} logprobs"
@@ -143,6 +142,10 @@ class AuditClient(AnswerClient):
         raise BenchError(f"answer '{answer}' has no record of relay ({reason})")
 
 
+def _id(name: str) -> int:
+    return int(name.removeprefix(_TOKEN_ID))
+
+
 def _by_id(logprobs: Mapping[str, float]) -> dict[int, float]:
     """`{"token_id:12": -0.1}` with the numbers as keys."""
-    return {int(name.removeprefix(_TOKEN_ID)): value for name, value in logprobs.items()}
+    return {_id(name): value for name, value in logprobs.items()}
