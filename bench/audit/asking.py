@@ -118,7 +118,8 @@ class AuditClient(AnswerClient):
                 logprobs += map(_by_id, choice.logprobs.top_logprobs or [])
         if ttft_s is None or not len(tokens) == len(logprobs) == max_tokens:
             raise BenchError(
-                f"agent '{agent}' sent {len(tokens)} of {max_tokens} tokens, {len(logprobs)} logprobs"
+                f"agent '{agent}' sent {len(tokens)} of {max_tokens} tokens, and "
+                f"{len(logprobs)} logprobs"
             )
         details = usage.prompt_tokens_details if usage is not None else None
         if details is None or details.cached_tokens is None:

@@ -82,7 +82,9 @@ def _controls(plan: Plan) -> list[Row]:
     examples = stated_numbers(encode, decode, count, tokens, plan.seed)
     trials = count * 2 * len(controls.Content)
     with progress_bar("controls", float(trials)) as advance:
-        return list(controls_rows.rows(controls.measure(model, examples, plan.seed, advance=advance)))
+        return list(
+            controls_rows.rows(controls.measure(model, examples, plan.seed, advance=advance))
+        )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The folder of a run: its plan, its rows as they come, and how far it is.
 
     plan.yaml     the plan in its canonical form; plan.SHA.yaml, what it was before it was changed
-    rows.jsonl    a line for each row. Lines with the one key `run` are not rows: what the rows after
-                  it were measured with, and after the rows of each unit, that it is done
+    rows.jsonl    a line for each row. Lines with the one key `run` are not rows: they say what the
+                  rows after them were measured with, and which unit is done with those before
     state.json    the same summed up, for people and for the report
 
 `rows.jsonl` alone is the truth. A unit is written in one piece, its end last, and is on the disk

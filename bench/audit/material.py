@@ -13,8 +13,8 @@ from kvrelay.bench.audit.tasks import Regime, Task, make_task
 from kvrelay.bench.audit.text import Language, Library
 from kvrelay.cluster.embedding import Encoder, load_encoder
 
-# Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends. Levels
-# overlap, so that similarity can be told apart from what is shared.
+# Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends.
+# Levels overlap, so that similarity can be told apart from what is shared.
 FRACTIONS = {"high": (0.75, 0.95), "medium": (0.25, 0.5), "low": (0.0, 0.25)}
 # Under it there is no room for a task's table.
 _LEAST_CONTEXT = 192
@@ -110,9 +110,7 @@ class Material:
             made.first, made.second, made.shared_tokens, alike.jaccard, alike.cosine, task
         )
 
-    def _task(
-        self, made: PromptPair, level: Level, language: Language, text: int
-    ) -> Task | None:
+    def _task(self, made: PromptPair, level: Level, language: Language, text: int) -> Task | None:
         """A question whose answer A has read: where B goes on with that, and there is room."""
         if level is not Level.HIGH or made.shared_tokens < _LEAST_CONTEXT:
             return None

@@ -392,13 +392,17 @@ def _error(name: str, problems: list[str]) -> ConfigError:
     return ConfigError("\n  ".join([f"{name}: {len(problems)} problems", *problems]))
 
 
-def _problems(plan: Plan) -> Iterator[str]:
-    """What concerns several fields, each with its path."""
+def _stream_problems(plan: Plan) -> Iterator[str]:
     for name in ("switchback", "saturation", "randomised", "staggered"):
         strata = [stream.stratum for stream in getattr(plan, name)]
         for i, stratum in enumerate(strata):
             if (first := strata.index(stratum)) != i:
                 yield f"{name}[{i}]: the same stratum as {name}[{first}]"
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    """What concerns several fields, each with its path."""
+    yield from _stream_problems(plan)
     known = {stratum.name: stratum for stratum in plan.all_strata()}
     if not known:
         yield "exclude_strata: nothing is left; exclude less"
@@ -414,6 +418,11 @@ def _problems(plan: Plan) -> Iterator[str]:
                 controls[design] |= {stratum.name for stratum in plan.strata_of(arm)}
     if wrong:
         return
+    yield from _comparison_problems(plan, controls)
+
+
+def _comparison_problems(plan: Plan, controls: Mapping[str, set[str]]) -> Iterator[str]:
+    """Arms that stand twice, and those without a control (its strata, by design)."""
     seen: dict[tuple[str, str, str], int] = {}
     for i, arm in enumerate(plan.arms):
         for design, stratum in product(arm.designs, plan.strata_of(arm)):

@@ -74,9 +74,7 @@ def sizes(plan: Plan) -> list[Sizes]:
             needed = pairs_needed if design == PAIRED else sessions_needed
             power = plan.power
             found.append(
-                Sizes(
-                    arm.name, design, strata, asked or 0, needed(power), needed(power, strata)
-                )
+                Sizes(arm.name, design, strata, asked or 0, needed(power), needed(power, strata))
             )
     return found
 

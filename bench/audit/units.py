@@ -120,14 +120,15 @@ def _sessions(plan: Plan, arms_here: Sequence[ArmPlan], stratum: Stratum) -> Ite
 
 def _randomised(seed: int, entry: int, plan: RandomisedPlan) -> Iterator[Unit]:
     for number in range(plan.blocks):
-        yield _mixed(seed, ("randomised", entry, number), plan, number, 0.5, None)
+        yield _mixed(seed, ("randomised", entry, number), plan, number, 0.5, saturation=None)
 
 
 def _saturation(seed: int, entry: int, plan: SaturationPlan) -> Iterator[Unit]:
     counts = dict.fromkeys(plan.shares, plan.blocks_per_share)
     drawn = cycles(counts, rng_of(seed, "saturation", entry))
     for number, share in enumerate(drawn):
-        yield _mixed(seed, ("saturation", entry, number), plan, number, share, share)
+        names = ("saturation", entry, number)
+        yield _mixed(seed, names, plan, number, share, saturation=share)
 
 
 def _mixed(
@@ -136,6 +137,7 @@ def _mixed(
     plan: BusyPlan,
     number: int,
     share: float,
+    *,
     saturation: float | None,
 ) -> Unit:
     """A block of which a share is treated."""
@@ -172,9 +174,7 @@ def _switchback(seed: int, entry: int, plan: SwitchbackPlan) -> Iterator[Unit]:
         texts, come = texts_of(seed, count, *names), gaps(count, rng_of(seed, "gaps", *names))
         arms = [CONTROL, plan.treated]
         for place, arm in enumerate(arms[::-1] if treated_first else arms):
-            asks = tuple(
-                Ask(arm, text, 0.5, gap) for text, gap in zip(texts, come, strict=True)
-            )
+            asks = tuple(Ask(arm, text, 0.5, gap) for text, gap in zip(texts, come, strict=True))
             number = 2 * pair + place
             yield Unit(
                 "switchback",

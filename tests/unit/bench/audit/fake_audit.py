@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvrelay.bench.audit.design import Unit
 from kvrelay.bench.audit.plan import load_plan
 from kvrelay.bench.audit.run import run
@@ -92,4 +90,6 @@ class FakeExecutor:
 if __name__ == "__main__":
     plan_file, out, log = map(Path, sys.argv[1:])
     executor = FakeExecutor(log, seconds=0.15)
-    run(load_plan(yaml.safe_load(plan_file.read_text())), out, {"pid": os.getpid()}, executor.opened)
+    run(
+        load_plan(yaml.safe_load(plan_file.read_text())), out, {"pid": os.getpid()}, executor.opened
+    )

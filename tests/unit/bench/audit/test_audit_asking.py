@@ -19,14 +19,18 @@ class Streaming(AuditClient):
         self._chunks = chunks
         self.asked: dict[str, Any] = {}
 
-    def _stream(self, agent: str, prompt: Sequence[int], max_tokens: int, **extra: Any) -> Iterator[Any]:
+    def _stream(
+        self, agent: str, prompt: Sequence[int], max_tokens: int, **extra: Any
+    ) -> Iterator[Any]:
         self.asked = {"agent": agent, "max_tokens": max_tokens, **extra}
         yield from self._chunks
 
 
 def chunk(*tokens: int, text: str = "", usage: Any = None) -> SimpleNamespace:
     names = [f"token_id:{token}" for token in tokens]
-    logprobs = SimpleNamespace(tokens=names, top_logprobs=[{n: -0.5, "token_id:9": -2.0} for n in names])
+    logprobs = SimpleNamespace(
+        tokens=names, top_logprobs=[{n: -0.5, "token_id:9": -2.0} for n in names]
+    )
     choices = [SimpleNamespace(text=text, logprobs=logprobs)] if usage is None else []
     return SimpleNamespace(id="cmpl-1", choices=choices, usage=usage)
 
@@ -39,7 +43,12 @@ def used(cached: int | None) -> SimpleNamespace:
 def test_a_whole_answer() -> None:
     client = Streaming([chunk(5, text="a"), chunk(6), chunk(7, text=" b"), chunk(usage=used(384))])
     reply = client.ask("b", (1, 2), "relay", "s", 3)
-    assert (reply.answer, reply.tokens, reply.text, reply.cached_tokens) == ("cmpl-1", (5, 6, 7), "a b", 384)
+    assert (reply.answer, reply.tokens, reply.text, reply.cached_tokens) == (
+        "cmpl-1",
+        (5, 6, 7),
+        "a b",
+        384,
+    )
     assert reply.output.logprobs[0] == {5: -0.5, 9: -2.0}
     assert 0 <= reply.ttft_s <= reply.e2e_s
     assert client.asked["mode"] == "relay" and client.asked["salt"] == "s"

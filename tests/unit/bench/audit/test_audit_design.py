@@ -101,9 +101,9 @@ def test_pairs_are_the_same_requests_in_each_arm() -> None:
     pairs = [unit for unit in planned(plan) if unit.design == "paired"]
     assert len(pairs) == 4 * 8
     for unit in pairs:
-        assert [len(block) for block in unit.blocks] == [3 if unit.stratum.load == "busy" else 1] * len(
-            unit.blocks
-        )
+        assert [len(block) for block in unit.blocks] == [
+            3 if unit.stratum.load == "busy" else 1
+        ] * len(unit.blocks)
         alike = {tuple((ask.text, ask.gap) for ask in block) for block in unit.blocks}
         assert len(alike) == 1
         assert all(len({ask.arm for ask in block}) == 1 for block in unit.blocks)
@@ -133,7 +133,9 @@ def test_sessions_are_balanced_over_time() -> None:
         assert len(arms) == 18
         for cycle in range(0, 18, 3):
             assert set(arms[cycle : cycle + 3]) == {"recompute", "relay", "shared_pool"}
-        assert {ask.propensity for unit in here for block in unit.blocks for ask in block} == {1 / 3}
+        assert {ask.propensity for unit in here for block in unit.blocks for ask in block} == {
+            1 / 3
+        }
 
 
 def test_links_are_visited_in_turn() -> None:
@@ -163,7 +165,7 @@ def test_saturation_and_randomised_treat_their_share() -> None:
     assert Counter(unit.saturation for unit in saturation) == dict.fromkeys(
         (0, 0.25, 0.5, 0.75, 1), 3
     )
-    for unit in saturation + [unit for unit in units if unit.design == "randomised"]:
+    for unit in [*saturation, *(unit for unit in units if unit.design == "randomised")]:
         share = 0.5 if unit.saturation is None else unit.saturation
         (block,) = unit.blocks
         treated = [ask for ask in block if ask.arm == "relay"]
@@ -171,7 +173,12 @@ def test_saturation_and_randomised_treat_their_share() -> None:
         for ask in block:
             of_arm = len(treated) if ask.arm == "relay" else 10 - len(treated)
             assert ask.propensity == pytest.approx(of_arm / 10)
-    first = {unit.blocks[0][0].arm for seed in SEEDS for unit in planned(rich(seed=seed)) if unit.design == "randomised"}
+    first = {
+        unit.blocks[0][0].arm
+        for seed in SEEDS
+        for unit in planned(rich(seed=seed))
+        if unit.design == "randomised"
+    }
     assert first == {"recompute", "relay"}
 
 

@@ -54,7 +54,7 @@ def test_files_are_made_once_for_a_plan(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{")
-    with pytest.raises(ConfigError, match="keys.json: not JSON"):
+    with pytest.raises(ConfigError, match=r"keys\.json: not JSON"):
         extras.sections(tmp_path)
     (tmp_path / "keys.json").write_text(json.dumps([]))
     with pytest.raises(ConfigError, match="expected an object"):

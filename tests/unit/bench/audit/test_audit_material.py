@@ -11,7 +11,6 @@ from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.audit.text import Library
 
 
-
 @pytest.fixture(scope="module")
 def material() -> Material:
     """A token for each word, or for what lies between words."""

@@ -59,7 +59,9 @@ def test_a_run_becomes_data_analysis_and_report(done: Path) -> None:
     assert (found["meta"]["rows"], found["meta"]["plan_changed"]) == (24, False)
     assert found["meta"]["excluded"]["warm_up"] == 12  # the executor's discarded requests
     effects = [e for e in found["effects"] if e["arm"] == "relay" and e["stratum"]]
-    assert effects and all(-0.45 < e["estimate"] < -0.35 for e in effects if e["outcome"] == "ttft_s")
+    assert effects and all(
+        -0.45 < e["estimate"] < -0.35 for e in effects if e["outcome"] == "ttft_s"
+    )
     assert outputs.report(done)
     assert (done / "report.html").exists() and (done / "report.md").exists()
 

@@ -70,7 +70,9 @@ class Cluster:
             "load_s": 0.04,
             "reason": "relayed" if relayed else "mode_recompute",
             "decision": {"arm": "relay", "relay_s": 0.1, "recompute_s": 0.4} if relayed else {},
-            "overhead": dict.fromkeys(("scheduler_s", "worker_s", "copy_cpu_s"), 0.1 * len(self.told)),
+            "overhead": dict.fromkeys(
+                ("scheduler_s", "worker_s", "copy_cpu_s"), 0.1 * len(self.told)
+            ),
         }
         return reply(range(count), relayed + local + self.wrong * (count > 1), name)
 
@@ -162,7 +164,11 @@ def test_a_pair_within_a_node(cluster: Cluster) -> None:
         "path",
     ]
     control, relay = rows
-    assert (control["arm"], control["completed"], control["relayed_tokens"]) == ("recompute", False, 0)
+    assert (control["arm"], control["completed"], control["relayed_tokens"]) == (
+        "recompute",
+        False,
+        0,
+    )
     assert (relay["arm"], relay["completed"], relay["relayed_tokens"]) == ("relay", True, 384)
     assert control["pair"] == relay["pair"] and control["session"] == relay["session"]
     assert control["request"] != relay["request"]
@@ -171,7 +177,7 @@ def test_a_pair_within_a_node(cluster: Cluster) -> None:
     assert relay["prefill_s"] == pytest.approx(0.15)
     same = {name: relay[name] for name in ("agreement", "logprob_drift", "bleu", "rouge_l")}
     assert same == {"agreement": 1.0, "logprob_drift": 0.0, "bleu": 1.0, "rouge_l": 1.0}
-    assert relay["perplexity"] == pytest.approx(2.71828 ** 0.5, rel=1e-4)
+    assert relay["perplexity"] == pytest.approx(2.71828**0.5, rel=1e-4)
     assert "correct" not in relay  # these prompts have no known answer
     # Asked of the same request, whatever the arm.
     assert control["predicted_recompute_s"] == relay["predicted_recompute_s"] == 0.4
@@ -240,7 +246,7 @@ def test_blocks_keep_their_times(cluster: Cluster) -> None:
 
 def test_what_an_engine_cannot_have_ends_the_unit(cluster: Cluster) -> None:
     cluster.wrong = 128
-    with pytest.raises(Miscount, match="recompute, 100mbit, 512 tokens.*counts 128 cached"):
+    with pytest.raises(Miscount, match=r"recompute, 100mbit, 512 tokens.*counts 128 cached"):
         measurement(cluster).measure(unit("paired", FAR, "recompute"))
 
 

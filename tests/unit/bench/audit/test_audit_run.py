@@ -69,7 +69,9 @@ def test_a_whole_run(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None
     assert load_plan(out / "plan.yaml").sha256 == plan.sha256
 
 
-def test_a_run_that_is_done_starts_no_engine(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None:
+def test_a_run_that_is_done_starts_no_engine(
+    plan: Plan, executor: FakeExecutor, tmp_path: Path
+) -> None:
     run(plan, tmp_path / "out", {}, executor.opened)
 
     def fail(*_: Any) -> Any:
@@ -95,7 +97,9 @@ def test_a_killed_process_loses_and_repeats_nothing(
     whole = (out / "rows.jsonl").read_bytes()
     finished = [line["run"]["done"] for line in lines(out) if "done" in line.get("run", {})]
     before = asked(log)
-    assert 3 <= len(finished) < len(planned(plan)) and set(finished) < {u.key for u in planned(plan)}
+    assert 3 <= len(finished) < len(planned(plan)) and set(finished) < {
+        u.key for u in planned(plan)
+    }
     with (out / "rows.jsonl").open("ab") as tail:
         tail.write(torn)
 
@@ -140,7 +144,7 @@ def test_three_failures_in_a_row_end_the_run(
     plan: Plan, executor: FakeExecutor, tmp_path: Path
 ) -> None:
     executor.fails = {unit.key: 9 for unit in planned(plan)[1:]}
-    with pytest.raises(BenchError, match="3 units in a row could not be measured.*A did not"):
+    with pytest.raises(BenchError, match=r"3 units in a row could not be measured.*A did not"):
         run(plan, tmp_path / "out", {}, executor.opened)
     assert len(asked(executor.log)) == 4
     assert state(tmp_path / "out")["ended_by"] == "BenchError"
