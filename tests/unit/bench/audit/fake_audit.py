@@ -90,6 +90,4 @@ class FakeExecutor:
 if __name__ == "__main__":
     plan_file, out, log = map(Path, sys.argv[1:])
     executor = FakeExecutor(log, seconds=0.15)
-    run(
-        load_plan(yaml.safe_load(plan_file.read_text())), out, {"pid": os.getpid()}, executor.opened
-    )
+    run(load_plan(plan_file), out, {"pid": os.getpid()}, executor.opened)

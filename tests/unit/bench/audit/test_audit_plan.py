@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +75,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
 
 def test_sessions_are_one_at_a_time() -> None:
     arms = [{**arm, "designs": ["sessions"], "sessions": 4} for arm in (RECOMPUTE, RELAY)]
-    with pytest.raises(
-        ConfigError, match=r"arms\[0\]\.strata: sessions are measured one"
-    ):
+    with pytest.raises(ConfigError, match=r"arms\[0\]\.strata: sessions are measured one"):
         load_plan(content(arms=arms, strata=factors(load=["busy"])))
 
 
