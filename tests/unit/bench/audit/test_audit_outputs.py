@@ -30,6 +30,7 @@ class Faster(FakeExecutor):
                 **row,
                 **unit.stratum.factors(),
                 "design": unit.design,
+                "propensity": 1.0,
                 "pair": unit.key,
                 "ttft_s": (0.2 if row["arm"] == "relay" else 0.6) + rng.uniform(0, 0.02),
                 "completed": row["arm"] == "relay",
