@@ -30,15 +30,15 @@ def show_plan(plan: Plan) -> None:
         "arm": number("arm"),
         "design": number("design"),
         "strata": number("strata", ","),
-        "asked each": number("asked", ","),
+        "asked": number("asked", ","),
         "needed": number("needed", ","),
-        "needed, Holm": number("needed_holm", ","),
+        "Holm": number("needed_holm", ","),
         "enough": number("enough"),
     }
     rows = [_row(each) for each in sizes(plan)]
     power = plan.power
     show(
-        f"to find {power.effect_relative:.0%} of the control's mean with power "
+        f"pairs or sessions to find {power.effect_relative:.0%} of the control's mean with power "
         f"{power.power:.0%} at alpha {power.alpha:g}",
         columns,
         rows,
