@@ -52,14 +52,11 @@ def check() -> None:
 
 
 @contextmanager
-def opened(
-    plan: Plan, quiet_wait_s: float, name: str, now_s: Callable[[], float]
-) -> Iterator[Measurement]:
+def opened(plan: Plan, name: str, now_s: Callable[[], float]) -> Iterator[Measurement]:
     """Start two nodes with their engines and warm them up; all is gone afterwards.
 
     Args:
         plan: what will be measured.
-        quiet_wait_s: how long a quiet machine is waited for, at most, before each block.
         name: of this process's part of the run, for salts.
         now_s: seconds since the run's start.
 
@@ -87,7 +84,7 @@ def opened(
         if far is None or wire is None:
             raise BenchError("a link needs two nodes")
         set_way(*policies.WAY)
-        gate = QuietGate(session.id, quiet_wait_s)
+        gate = QuietGate(session.id, plan.quiet_wait_s)
         bench = policies.Bench(client, near, far, wire, prompts, gate, name)
         processes = Processes.of(session.id, len(agents))
         measurement = Measurement(plan, bench, client, material, processes, now_s)

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from kvrelay.bench.options import QuietWait
-
 app = typer.Typer(
     help="Prove by randomised experiments where relay pays, on this machine, with real engines.",
     no_args_is_help=True,
@@ -41,7 +39,6 @@ def run(
     *,
     plan_file: PlanFile,
     out: Annotated[Path, typer.Option("--out", help="folder of the run; goes on with one")],
-    quiet_wait: QuietWait = 5.0,
 ) -> None:
     """Measure a plan on real engines, and leave data, analysis and report.
 
@@ -72,7 +69,7 @@ def run(
             checked,
             out,
             meta,
-            lambda name, now_s: bed.opened(checked, quiet_wait, name, now_s),
+            lambda name, now_s: bed.opened(checked, name, now_s),
         )
         extras.make(checked, out)
         _analyze(out, None, None, [])

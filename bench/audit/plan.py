@@ -284,6 +284,7 @@ class Plan(_Strict):
         strata, exclude_strata: see `Plan.all_strata`.
         exclusions: reasons for which a row is left out: flags of rows (data.py).
         warm_up_requests: that each link gets, at least, before anything counts.
+        quiet_wait_s: how long a quiet machine is waited for, at most, before each block.
         message_tokens: what A writes for B in a session.
         output_tokens: what B writes in answer to each measured request.
         model: `demo`, a folder or a Hugging Face id.
@@ -307,6 +308,7 @@ class Plan(_Strict):
     power: Power = Power()
     exclusions: tuple[Literal["failed", "warm_up", "not_quiet"], ...] = ("failed", "warm_up")
     warm_up_requests: int = Field(default=8, ge=1)
+    quiet_wait_s: float = Field(default=5.0, ge=0, le=600)
     message_tokens: int = Field(default=16, ge=1, le=256)
     output_tokens: int = Field(default=8, ge=1, le=256)
     model: str = Field(default="demo", min_length=1)

@@ -45,6 +45,10 @@ def state(out: Path) -> dict[str, Any]:
     return found
 
 
+def done_in(out: Path) -> list[str]:
+    return [line["run"]["done"] for line in lines(out) if "done" in line.get("run", {})]
+
+
 def requests_of(plan: Plan) -> Counter[str]:
     return Counter(
         f"{unit.key}/{place}" for unit in planned(plan) for place, _ in enumerate(unit.blocks)
@@ -80,14 +84,11 @@ def test_a_run_that_is_done_starts_no_engine(
     assert run(plan, tmp_path / "out", {}, fail).left == 0
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"session": "half', b'{"session": "s", "request": "r"}\n'])
-def test_a_killed_process_loses_and_repeats_nothing(
-    plan: Plan, tmp_path: Path, torn: bytes
-) -> None:
+def test_a_killed_process_loses_and_repeats_nothing(plan: Plan, tmp_path: Path) -> None:
     out, log, file = tmp_path / "out", tmp_path / "asked.log", tmp_path / "plan.yaml"
     file.write_text(yaml.safe_dump(content()))
     child = subprocess.Popen([sys.executable, fake_audit.__file__, file, out, log])
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while len(asked(log)) < 4:
         assert child.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.005)
@@ -95,22 +96,34 @@ def test_a_killed_process_loses_and_repeats_nothing(
     child.wait()
     # What is on disk now must be there afterwards, byte by byte.
     whole = (out / "rows.jsonl").read_bytes()
-    finished = [line["run"]["done"] for line in lines(out) if "done" in line.get("run", {})]
+    finished = done_in(out)
     before = asked(log)
-    assert 3 <= len(finished) < len(planned(plan)) and set(finished) < {
-        u.key for u in planned(plan)
-    }
-    with (out / "rows.jsonl").open("ab") as tail:
-        tail.write(torn)
+    assert len(finished) >= 3 and set(finished) < {unit.key for unit in planned(plan)}
 
-    executor = FakeExecutor(log)
-    run(plan, out, {}, executor.opened)
+    run(plan, out, {}, FakeExecutor(log).opened)
     assert (out / "rows.jsonl").read_bytes().startswith(whole)
     assert Counter(row["request"] for row in rows(out)) == requests_of(plan)
     again = asked(log)[len(before) :]
     assert not set(again) & set(finished)
     assert len(again) == len(set(again)) == len(planned(plan)) - len(finished)
     assert state(out)["complete"]
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"session": "half', b'{"session": "s", "request": "r"}\n'])
+def test_a_torn_unit_is_measured_again(
+    plan: Plan, executor: FakeExecutor, tmp_path: Path, torn: bytes
+) -> None:
+    out = tmp_path / "out"
+    executor.stops_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out, {}, executor.opened)
+    with (out / "rows.jsonl").open("ab") as tail:
+        tail.write(torn)
+    executor.stops_at = None
+    run(plan, out, {}, executor.opened)
+    assert Counter(row["request"] for row in rows(out)) == requests_of(plan)
+    assert len(done_in(out)) == len(set(done_in(out))) == len(planned(plan))
+
 
 
 def test_ctrl_c_keeps_what_there_is(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None:
