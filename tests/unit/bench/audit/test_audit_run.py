@@ -109,7 +109,9 @@ def test_a_killed_process_loses_and_repeats_nothing(plan: Plan, tmp_path: Path) 
     assert state(out)["complete"]
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"session": "half', b'{"session": "s", "request": "r"}\n'])
+@pytest.mark.parametrize(
+    "torn", [b"{", b'{"session": "half', b'{"session": "s", "request": "r"}\n']
+)
 def test_a_torn_unit_is_measured_again(
     plan: Plan, executor: FakeExecutor, tmp_path: Path, torn: bytes
 ) -> None:
@@ -123,7 +125,6 @@ def test_a_torn_unit_is_measured_again(
     run(plan, out, {}, executor.opened)
     assert Counter(row["request"] for row in rows(out)) == requests_of(plan)
     assert len(done_in(out)) == len(set(done_in(out))) == len(planned(plan))
-
 
 
 def test_ctrl_c_keeps_what_there_is(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None:
