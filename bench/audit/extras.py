@@ -1,0 +1,99 @@
+"""What an audit tells beside its rows: the article's keys replayed, and the controls of quality.
+
+Each is a file of the run's folder, `{"plan_sha256": ..., "rows": [...]}`, made once for a plan: its
+rows are a section of the analysis.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvrelay.bench.audit.material import Material
+from kvrelay.bench.audit.plan import PAIRED, Plan
+from kvrelay.bench.audit.units import planned
+from kvrelay.bench.engines import BLOCK_TOKENS
+from kvrelay.bench.progress import progress_bar
+from kvrelay.bench.report import Row, write_atomically
+from kvrelay.cluster.errors import ConfigError
+from kvrelay.cluster.model import ensure_model
+
+SECTIONS = ("keys", "controls")
+
+
+def make(plan: Plan, folder: Path) -> None:
+    """Make what the folder lacks of this plan.
+
+    Raises:
+        KvrelayError: the model is not there, or the isolated engine failed.
+    """
+    makers: dict[str, Callable[[Plan], list[Row]]] = {"keys": _keys}
+    if plan.controls is not None:
+        makers["controls"] = _controls
+    for name, maker in makers.items():
+        file = folder / f"{name}.json"
+        if _read(file).get("plan_sha256") != plan.sha256:
+            content = {"plan_sha256": plan.sha256, "rows": maker(plan)}
+            write_atomically(file, json.dumps(content, indent=1) + "\n")
+
+
+def sections(folder: Path) -> dict[str, list[Row]]:
+    """The sections that are there."""
+    found = {name: _read(folder / f"{name}.json").get("rows") for name in SECTIONS}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
+def replayed_keys(plan: Plan, material: Material) -> list[Row]:
+    """Hits and wrong reuses of each key, on the prompts of all pairs: A's, B's, and so on."""
+    from kvrelay.bench.audit.keys import all_keys, replay
+
+    prompts = []
+    for unit in planned(plan):
+        if unit.design == PAIRED:
+            for ask in unit.blocks[0]:
+                made = material.pair(unit.stratum, ask.text)
+                prompts += [made.first, made.second]
+    return list(replay(prompts, all_keys(BLOCK_TOKENS))) if prompts else []
+
+
+def _keys(plan: Plan) -> list[Row]:
+    return replayed_keys(plan, Material.load(ensure_model(plan.model), None))
+
+
+def _controls(plan: Plan) -> list[Row]:
+    from transformers import AutoTokenizer
+
+    from kvrelay.bench.audit import controls, controls_rows
+    from kvrelay.bench.audit.controls_examples import stated_numbers
+
+    assert plan.controls is not None
+    model = ensure_model(plan.model)
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(tokens: Any) -> str:
+        return str(tokenizer.decode(list(tokens)))
+
+    count, tokens = plan.controls.examples, plan.controls.tokens
+    examples = stated_numbers(encode, decode, count, tokens, plan.seed)
+    trials = count * 2 * len(controls.Content)
+    with progress_bar("controls", float(trials)) as advance:
+        return list(
+            controls_rows.rows(controls.measure(model, examples, plan.seed, advance=advance))
+        )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected an object")
+    return found

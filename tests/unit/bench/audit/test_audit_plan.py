@@ -1,0 +1,177 @@
+"""Plans: what is wrong with one is said with its path, and its hash is that of its content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_audit import content
+
+from kvrelay.bench.audit.arms import ARMS
+from kvrelay.bench.audit.plan import Power, load_plan
+from kvrelay.bench.audit.power import pairs_needed, sessions_needed, sizes
+from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.units import planned
+from kvrelay.cluster.errors import ConfigError
+
+PLANS = Path(__file__).parents[4] / "bench" / "plans"
+RECOMPUTE, RELAY = content()["arms"]
+
+
+def factors(**changes: Any) -> dict[str, Any]:
+    return {**content()["strata"], **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sed": 1}, "sed: unknown key; did you mean 'seed'?"),
+        ({"outcomes": {}}, "outcomes.primary: missing, but required"),
+        ({"outcomes": {"primary": ["ttft"]}}, "outcomes.primary[0]: unknown outcome 'ttft'; known"),
+        ({"margins": {"agreement": 0}}, "margins.agreement: "),
+        ({"seed": -1}, "seed: "),
+        (
+            {"strata": factors(link=["fast"])},
+            "strata.link[0]: link 'fast': give unshaped or a rate",
+        ),
+        ({"strata": factors(tokens=[512, 512])}, "strata.tokens: an entry stands twice"),
+        ({"strata": factors(tokens=[64])}, "strata.tokens[0]: a prompt can have 128 to"),
+        ({"strata": factors(load=["full"])}, "strata.load[0]: "),
+        ({"strata": factors(colour=["red"])}, "strata.colour: unknown key"),
+        ({"exclude_strata": [{"tokens": [512]}]}, "exclude_strata: nothing is left"),
+        ({"exclude_strata": [{"token": [512]}]}, "exclude_strata[0].token: unknown key; did you"),
+        ({"arms": [RECOMPUTE, {**RELAY, "name": "rely"}]}, "arms[1].name: unknown arm 'rely'"),
+        ({"arms": [RECOMPUTE, {**RELAY, "pairs": None}]}, "arms[1].pairs: missing, but design pai"),
+        ({"arms": [RECOMPUTE, {**RELAY, "designs": ["sessions"]}]}, "arms[1].sessions: missing"),
+        ({"arms": [RECOMPUTE, {**RELAY, "strata": ["x"]}]}, "arms[1].strata[0]: 'x' is none of"),
+        ({"arms": [RELAY]}, "arms[0].strata: no paired recompute in same-node/512/idle/high/en"),
+        ({"arms": [RECOMPUTE, RELAY, RELAY]}, "arms[2]: relay, paired, same-node/512/idle/high/en"),
+        ({"arms": [RECOMPUTE, {**RELAY, "designs": ["aa"]}]}, "arms[1].designs: aa compares"),
+        (
+            {"switchback": [{"link": "1gbit", "blocks_per_arm": 1}]},
+            "switchback[0].blocks_per_arm: ",
+        ),
+        (
+            {"randomised": [{"link": "1gbit", "blocks": 1}] * 2},
+            "randomised[1]: the same stratum as randomised[0]",
+        ),
+        (
+            {"saturation": [{"link": "1gbit", "blocks_per_share": 1, "treated": "shared_pool"}]},
+            "saturation[0].treated: 'shared_pool' cannot treat a stream",
+        ),
+        (
+            {"saturation": [{"link": "1gbit", "blocks_per_share": 1, "shares": [2]}]},
+            "saturation[0]",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_plan(content(**changes))
+    assert message in str(caught.value)
+
+
+def test_sessions_are_one_at_a_time() -> None:
+    arms = [{**arm, "designs": ["sessions"], "sessions": 4} for arm in (RECOMPUTE, RELAY)]
+    with pytest.raises(ConfigError, match=r"arms\[0\]\.strata: sessions are measured one"):
+        load_plan(content(arms=arms, strata=factors(load=["busy"])))
+
+
+def test_every_problem_at_once() -> None:
+    with pytest.raises(ConfigError, match="2 problems") as caught:
+        load_plan(content(sed=1, outcomes={}))
+    assert "sed: " in str(caught.value) and "outcomes.primary: " in str(caught.value)
+
+
+def test_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_plan(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_plan(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- a")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load_plan(tmp_path / "list.yaml")
+
+
+def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
+    plan = load_plan(content())
+    text = "# a comment\n" + yaml.safe_dump(dict(reversed(content().items())), sort_keys=False)
+    (tmp_path / "other.yaml").write_text(text)
+    assert load_plan(tmp_path / "other.yaml").sha256 == plan.sha256
+    assert load_plan(content(power={})).sha256 == plan.sha256  # a default that is spelt out
+    assert load_plan(content(seed=4)).sha256 != plan.sha256
+    (tmp_path / "canonical.yaml").write_text(plan.canonical())
+    assert load_plan(tmp_path / "canonical.yaml").sha256 == plan.sha256
+
+
+def test_the_judged_plan() -> None:
+    plan = load_plan(PLANS / "full.yaml")
+    strata = plan.all_strata()
+    assert len(strata) == 48
+    assert {s.link for s in strata} == {"same-node", "1gbit", "200mbit", "100mbit"}
+    assert len({s.tokens for s in strata}) == 4
+    assert {(s.similarity, s.language) for s in strata} == {
+        (similarity, language)
+        for similarity in ("high", "medium", "low")
+        for language in ("en", "zh")
+    }
+    by_arm = {arm.name: arm for arm in plan.arms if "paired" in arm.designs}
+    assert {name: arm.pairs for name, arm in by_arm.items()} == {"recompute": 16, "relay": 16}
+    assert all(plan.strata_of(arm) == strata for arm in by_arm.values())
+    sessions = {arm.name: arm for arm in plan.arms if "sessions" in arm.designs}
+    assert set(sessions) == set(ARMS)
+    for name, arm in sessions.items():
+        if name != "recompute":
+            assert arm.sessions is not None and arm.sessions >= 30
+            assert len(plan.strata_of(arm)) == 6
+    assert [(s.link, s.blocks_per_arm >= 12, s.drain_times) for s in plan.switchback] == [
+        ("100mbit", True, 5),
+        ("1gbit", True, 5),
+    ]
+    assert plan.saturation[0].shares == (0, 0.25, 0.5, 0.75, 1)
+
+
+def test_the_smoke_plan_is_small() -> None:
+    plan = load_plan(PLANS / "smoke.yaml")
+    assert set(plan.links()) == {"same-node", "100mbit"}
+    assert len(planned(plan)) <= 30
+
+
+def test_names_of_strata() -> None:
+    stratum = Stratum("100mbit", 512, "busy", "low", "zh")
+    assert stratum.name == "100mbit/512/busy/low/zh"
+    assert Stratum.parse(stratum.name) == stratum
+
+
+# Exact sizes by the noncentral t distribution, as statistical packages give them (two-sided, alpha
+# 0.05, power 0.8): J. Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988, table
+# 2.4.1, gives 64 in each group for d = 0.5 and 26 for 0.8.
+def test_sizes_are_those_of_the_t_test() -> None:
+    def of(d: float) -> Power:
+        return Power(effect_relative=d, sd_relative=1.0, power=0.8)
+
+    assert sessions_needed(of(0.5 / 2**0.5)) == 64
+    assert sessions_needed(of(0.8 / 2**0.5)) == 26
+    assert pairs_needed(of(0.5)) == 34
+    assert pairs_needed(of(0.2)) == 199
+    assert pairs_needed(of(0.5), tests=10) > pairs_needed(of(0.5))
+
+
+def test_sizes_against_a_library() -> None:
+    power = pytest.importorskip("statsmodels.stats.power")
+    for d in (0.3, 0.7, 1.0):
+        for level in (0.8, 0.95):
+            exact = power.TTestPower().solve_power(d, alpha=0.05, power=level)
+            ours = pairs_needed(Power(effect_relative=d, sd_relative=1.0, power=level))
+            assert abs(ours - exact) <= 1.0
+
+
+def test_what_is_asked_beside_what_is_needed() -> None:
+    plan = load_plan(content(power={"effect_relative": 0.3, "sd_relative": 0.1}))
+    (found,) = sizes(plan)
+    assert (found.arm, found.design, found.strata, found.asked) == ("relay", "paired", 2, 6)
+    assert found.needed <= found.needed_holm
+    assert found.enough == (found.asked >= found.needed_holm)
