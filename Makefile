@@ -42,7 +42,7 @@ test-fast: setup  ## tests without engines (under a minute)
 	$(BIN)/python -m pytest tests/unit -m "not slow and not engine and not e2e" $(ARGS)
 
 validate: setup  ## intervals of the audit against known truths: 1,000 draws, bench/results/validate.json
-	$(BIN)/python -m kvrelay.bench.audit.validate --json bench/results/validate.json
+	$(BIN)/python -m kvrelay.bench.audit.analysis.validate --json bench/results/validate.json
 
 demo: setup  ## three agents work on a file, with relay and without; prints the table (FILE=...)
 	@$(BIN)/kvrelay demo $(if $(FILE),--file '$(FILE)')

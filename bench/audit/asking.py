@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrelay.bench.answers import AnswerClient
-from kvrelay.bench.audit.quality import Output
+from kvrelay.bench.audit.workload.quality import Output
 from kvrelay.bench.client import TIMEOUT_S
 from kvrelay.bench.errors import BenchError
 from kvrelay.cluster.access import OPERATOR_HEADER

@@ -47,7 +47,7 @@ def sections(folder: Path) -> dict[str, list[Row]]:
 
 def replayed_keys(plan: Plan, material: Material) -> list[Row]:
     """Hits and wrong reuses of each key, on the prompts of all pairs: A's, B's, and so on."""
-    from kvrelay.bench.audit.keys import all_keys, replay
+    from kvrelay.bench.audit.controls.keys import all_keys, replay
 
     prompts = []
     for unit in planned(plan):
@@ -65,7 +65,7 @@ def _keys(plan: Plan) -> list[Row]:
 def _controls(plan: Plan) -> list[Row]:
     from transformers import AutoTokenizer
 
-    from kvrelay.bench.audit import controls, controls_rows
+    from kvrelay.bench.audit.controls import controls, controls_rows
     from kvrelay.bench.audit.controls_examples import stated_numbers
 
     assert plan.controls is not None

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrelay.bench.audit.design import rng_of
-from kvrelay.bench.audit.similarity import Level, PromptPair, measure, pair, whole_text
 from kvrelay.bench.audit.strata import Stratum
-from kvrelay.bench.audit.tasks import Regime, Task, make_task
-from kvrelay.bench.audit.text import Language, Library
+from kvrelay.bench.audit.workload.similarity import Level, PromptPair, measure, pair, whole_text
+from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task
+from kvrelay.bench.audit.workload.text import Language, Library
 from kvrelay.cluster.embedding import Encoder, load_encoder
 
 # Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends.
@@ -98,7 +98,7 @@ class Material:
         """
         level, language = Level(stratum.similarity), Language(stratum.language)
         share = fraction(stratum, text)
-        made = pair(self._library, level, language, stratum.tokens, share, text)
+        made = pair(self._library, level, language, stratum.tokens, share, seed=text)
         task = self._task(made, level, language, text)
         if task is not None:
             own = made.second[made.shared_tokens : stratum.tokens - len(task.question)]

@@ -76,8 +76,8 @@ def require() -> None:
         ConfigError: with the remedy.
     """
     try:
-        import kvrelay.bench.audit.analyze
-        import kvrelay.bench.audit.article  # noqa: F401
+        import kvrelay.bench.audit.analysis.analyze
+        import kvrelay.bench.audit.report.article  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"an analysis needs {error.name or error}; pip install 'kvrelay[audit]'"
@@ -98,9 +98,10 @@ def analyze(source: Source, columns: Mapping[str, str]) -> Path:
         DataError: the rows cannot be analysed.
     """
     require()
-    from kvrelay.bench.audit import analyze as analysis
-    from kvrelay.bench.audit import article, break_even, files, pairs
-    from kvrelay.bench.audit.settings import Settings
+    from kvrelay.bench.audit.analysis import analyze as analysis
+    from kvrelay.bench.audit.analysis import break_even, files, pairs
+    from kvrelay.bench.audit.analysis.settings import Settings
+    from kvrelay.bench.audit.report import article
 
     settings = Settings()
     if source.plan is not None:
@@ -129,7 +130,7 @@ def report(folder: Path) -> list[Path]:
     Raises:
         BenchError: it is not.
     """
-    from kvrelay.bench.audit import report as reports
+    from kvrelay.bench.audit.report import report as reports
 
     return list(reports.write(folder))
 

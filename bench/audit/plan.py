@@ -23,8 +23,8 @@ from pydantic import (
     ValidationError,
 )
 
+from kvrelay.bench.audit.analysis.schema import OUTCOMES
 from kvrelay.bench.audit.arms import ARMS, CONTROL, TREATED
-from kvrelay.bench.audit.schema import OUTCOMES
 from kvrelay.bench.audit.strata import FACTORS, Stratum
 from kvrelay.bench.hit import longest_tokens
 from kvrelay.bench.testbed.link import parse_link

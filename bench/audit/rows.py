@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvrelay.bench.audit import quality
 from kvrelay.bench.audit.arms import ARMS, CONTROL, Asked
 from kvrelay.bench.audit.asking import Reply
 from kvrelay.bench.audit.design import Ask, Unit
 from kvrelay.bench.audit.material import Prompts
+from kvrelay.bench.audit.workload import quality
 from kvrelay.bench.engines import BLOCK_TOKENS
 from kvrelay.bench.quiet import Watched
 from kvrelay.bench.report import Row

@@ -14,8 +14,8 @@ import pytest
 from calls import prompt_ids
 from openai import OpenAI
 
-from kvrelay.bench.audit.break_even import law_row
-from kvrelay.bench.audit.law import Law
+from kvrelay.bench.audit.analysis.break_even import law_row
+from kvrelay.bench.audit.analysis.law import Law
 from kvrelay.cluster import cli
 
 LAW = Law(
@@ -46,7 +46,7 @@ def test_a_running_engine_is_placed(
 ) -> None:
     analysis = tmp_path / "analysis.json"
     analysis.write_text(json.dumps({"break_even": {"laws": [law_row("idle", LAW, 1)]}}))
-    point = EntryPoint("predict", "kvrelay.bench.audit.predict:predict", "kvrelay.commands")
+    point = EntryPoint("predict", "kvrelay.bench.audit.predict.predict:predict", "kvrelay.commands")
     monkeypatch.setattr(cli, "entry_points", lambda group: [point])
     words = [app.url, "--model", "plain", "--config", "demo", "--link-gbit", "1"]
     words += ["--seconds", "25", "--longest", "2048", "--analysis", str(analysis), "--json"]

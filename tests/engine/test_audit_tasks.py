@@ -9,8 +9,8 @@ import pytest
 from harness import Engine
 
 from kvrelay.agents.layout import ChatLayout
-from kvrelay.bench.audit.tasks import Regime, Task, chance_p_value, make_task
-from kvrelay.bench.audit.text import Language, Library
+from kvrelay.bench.audit.workload.tasks import Regime, Task, chance_p_value, make_task
+from kvrelay.bench.audit.workload.text import Language, Library
 from kvrelay.cluster.model import ensure_model
 
 pytestmark = pytest.mark.engine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvrelay.bench.audit.text import Library
+from kvrelay.bench.audit.workload.text import Library
 
 _PIECES = re.compile(r" ?[a-zA-Z0-9]+|\n+|[\s\S]")
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit import simulate
-from kvrelay.bench.audit.analyze import analyze, encode, exclude
-from kvrelay.bench.audit.data import Data, codes
-from kvrelay.bench.audit.data_errors import TooLittleData
-from kvrelay.bench.audit.effects import Effect, arm_probability, covariates, effects
+from kvrelay.bench.audit.analysis import simulate
+from kvrelay.bench.audit.analysis.analyze import analyze, encode, exclude
+from kvrelay.bench.audit.analysis.data import Data, codes
+from kvrelay.bench.audit.analysis.data_errors import TooLittleData
+from kvrelay.bench.audit.analysis.effects import Effect, arm_probability, covariates, effects
+from kvrelay.bench.audit.analysis.settings import Settings
+from kvrelay.bench.audit.analysis.verdicts import judge
 from kvrelay.bench.audit.estimate.base import Estimate
-from kvrelay.bench.audit.settings import Settings
-from kvrelay.bench.audit.verdicts import judge
 
 RNG = np.random.default_rng
 SETTINGS = Settings(question="does it pay?", seed=3, margins={"agreement": 0.02})
@@ -196,7 +196,7 @@ def test_nothing_to_compare_is_an_error(run: Data) -> None:
 
 
 def test_somebody_elses_rows_are_enough() -> None:
-    from kvrelay.bench.audit.files import from_rows
+    from kvrelay.bench.audit.analysis.files import from_rows
 
     rng = RNG(5)
     rows = [

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvrelay.bench.audit.bands import simultaneous_band
-from kvrelay.bench.audit.break_even import break_even, interval, law_row
-from kvrelay.bench.audit.crossings import Pays, find_crossing
-from kvrelay.bench.audit.law import Law, Mean, fit_law, tokens_from
-from kvrelay.bench.audit.pairs import Pair, pairs_of
+from kvrelay.bench.audit.analysis.bands import simultaneous_band
+from kvrelay.bench.audit.analysis.break_even import break_even, interval, law_row
+from kvrelay.bench.audit.analysis.crossings import Pays, find_crossing
+from kvrelay.bench.audit.analysis.law import Law, Mean, fit_law, tokens_from
+from kvrelay.bench.audit.analysis.pairs import Pair, pairs_of
 
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 # Wire seconds per token.

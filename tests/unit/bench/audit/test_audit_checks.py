@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit import checks, simulate
-from kvrelay.bench.audit.data import Data, codes
-from kvrelay.bench.audit.files import from_rows
-from kvrelay.bench.audit.matched import incomplete, match
+from kvrelay.bench.audit.analysis import checks, simulate
+from kvrelay.bench.audit.analysis.data import Data, codes
+from kvrelay.bench.audit.analysis.files import from_rows
+from kvrelay.bench.audit.analysis.matched import incomplete, match
 
 RNG = np.random.default_rng
 CONTROL = "recompute"

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvrelay.bench.audit import controls, controls_child
-from kvrelay.bench.audit.controls import Block, Content, Example, Trial
-from kvrelay.bench.audit.quality import Output
-from kvrelay.bench.audit.wrong_kv import KvShape
+from kvrelay.bench.audit.controls import controls, controls_child
+from kvrelay.bench.audit.controls.controls import Block, Content, Example, Trial
+from kvrelay.bench.audit.controls.wrong_kv import KvShape
+from kvrelay.bench.audit.workload.quality import Output
 from kvrelay.bench.driven import BLOCK_TOKENS
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.policies import Reason

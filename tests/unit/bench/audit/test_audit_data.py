@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit import simulate
-from kvrelay.bench.audit.data import Data, expected_shares, from_columns, require
-from kvrelay.bench.audit.data_errors import (
+from kvrelay.bench.audit.analysis import simulate
+from kvrelay.bench.audit.analysis.data import Data, expected_shares, from_columns, require
+from kvrelay.bench.audit.analysis.data_errors import (
     BadValue,
     DataError,
     MissingColumns,
     TooLittleData,
     UnequalArms,
 )
-from kvrelay.bench.audit.files import from_rows, read, write_parquet
+from kvrelay.bench.audit.analysis.files import from_rows, read, write_parquet
 
 
 def columns(n: int = 12, **replaced: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.bench.audit.derange import deranged
+from kvrelay.bench.audit.controls.derange import deranged
 from kvrelay.bench.errors import BenchError
 
 

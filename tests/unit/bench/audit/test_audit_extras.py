@@ -24,7 +24,7 @@ class Numbers:
 
 
 def test_our_key_finds_what_is_the_same_and_nothing_else() -> None:
-    pytest.importorskip("kvrelay.bench.audit.keys")
+    pytest.importorskip("kvrelay.bench.audit.controls.keys")
     rows = extras.replayed_keys(load_plan(content()), Numbers())  # type: ignore[arg-type]
     assert {row["n"] for row in rows} == {24}
     whole, ours = rows[0], rows[-1]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.bench.audit import keys
-from kvrelay.bench.audit.keys import FIRST_TOKENS, SEMANTIC_TOKENS, Key, Reuse
+from kvrelay.bench.audit.controls import keys
+from kvrelay.bench.audit.controls.keys import FIRST_TOKENS, SEMANTIC_TOKENS, Key, Reuse
 
 BLOCK = 16
 WHOLE, FIRST, SEMANTIC, OURS = range(4)

@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.bench.audit.material import FRACTIONS, Material
 from kvrelay.bench.audit.strata import Stratum
-from kvrelay.bench.audit.text import Library
+from kvrelay.bench.audit.workload.text import Library
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from kvrelay.bench.errors import BenchError
 from kvrelay.cluster.errors import ConfigError
 
 pytest.importorskip("statsmodels")
-pytest.importorskip("kvrelay.bench.audit.analyze")
+pytest.importorskip("kvrelay.bench.audit.analysis.analyze")
 
 
 class Faster(FakeExecutor):

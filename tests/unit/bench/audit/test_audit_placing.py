@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit.engine_fit import EngineFit, fit_engine
-from kvrelay.bench.audit.engine_probe import Sample
-from kvrelay.bench.audit.kv_size import kv_size, size_of_model
-from kvrelay.bench.audit.law import Law
-from kvrelay.bench.audit.links import Wire, given_wire, measured_wires
-from kvrelay.bench.audit.placing import Engine, place
+from kvrelay.bench.audit.analysis.law import Law
+from kvrelay.bench.audit.predict.engine_fit import EngineFit, fit_engine
+from kvrelay.bench.audit.predict.engine_probe import Sample
+from kvrelay.bench.audit.predict.kv_size import kv_size, size_of_model
+from kvrelay.bench.audit.predict.links import Wire, given_wire, measured_wires
+from kvrelay.bench.audit.predict.placing import Engine, place
 from kvrelay.bench.errors import BenchError
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.policies.prefill import PrefillCost

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit import committed, endpoint, engine_probe
-from kvrelay.bench.audit.break_even import law_row
-from kvrelay.bench.audit.committed import load_audit
-from kvrelay.bench.audit.endpoint import Endpoint
-from kvrelay.bench.audit.engine_fit import fit_engine
-from kvrelay.bench.audit.engine_probe import Sample, measure
-from kvrelay.bench.audit.law import Law
+from kvrelay.bench.audit.analysis.break_even import law_row
+from kvrelay.bench.audit.analysis.law import Law
+from kvrelay.bench.audit.predict import committed, endpoint, engine_probe
+from kvrelay.bench.audit.predict.committed import load_audit
+from kvrelay.bench.audit.predict.endpoint import Endpoint
+from kvrelay.bench.audit.predict.engine_fit import fit_engine
+from kvrelay.bench.audit.predict.engine_probe import Sample, measure
 from kvrelay.bench.errors import BenchError
 from kvrelay.cluster import cli
 from kvrelay.cluster.errors import ConfigError
@@ -291,7 +291,7 @@ def command(server: Server, tmp_path: Path, capsys: Any, monkeypatch: Any) -> An
     """Runs `kvrelay predict` with the server's clock; exit status, output, errors."""
     monkeypatch.setattr(endpoint, "Endpoint", partial(Endpoint, clock_s=server.clock_s))
     monkeypatch.setattr(engine_probe, "measure", partial(measure, clock_s=server.clock_s))
-    point = EntryPoint("predict", "kvrelay.bench.audit.predict:predict", "kvrelay.commands")
+    point = EntryPoint("predict", "kvrelay.bench.audit.predict.predict:predict", "kvrelay.commands")
     monkeypatch.setattr(cli, "entry_points", lambda group: [point])
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kvrelay.bench.audit.quality import (
+from kvrelay.bench.audit.workload.quality import (
     Output,
     agreement,
     bleu,

@@ -15,9 +15,9 @@ from kvrelay.bench.audit.design import Ask, Unit
 from kvrelay.bench.audit.material import FRACTIONS, Prompts, fraction
 from kvrelay.bench.audit.measure import Measurement, Processes
 from kvrelay.bench.audit.plan import load_plan
-from kvrelay.bench.audit.quality import Output
 from kvrelay.bench.audit.rows import prefill_s
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.quality import Output
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.bench.quiet import Watched
 from kvrelay.policies.modes import Mode

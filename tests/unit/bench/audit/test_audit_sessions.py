@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvrelay.agents.layout import ChatLayout
-from kvrelay.bench.audit.quality import common_prefix
-from kvrelay.bench.audit.sessions import (
+from kvrelay.bench.audit.workload.quality import common_prefix
+from kvrelay.bench.audit.workload.sessions import (
     Session,
     SessionState,
     Turn,
@@ -16,7 +16,7 @@ from kvrelay.bench.audit.sessions import (
     pipeline,
     shared_document,
 )
-from kvrelay.bench.audit.text import Language
+from kvrelay.bench.audit.workload.text import Language
 from kvrelay.bench.errors import BenchError
 
 CONTEXT = "The tide comes in twice a day."

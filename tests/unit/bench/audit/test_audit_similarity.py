@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit.quality import common_prefix, units
-from kvrelay.bench.audit.similarity import Level, measure, pair, whole_text
-from kvrelay.bench.audit.text import Language, Library
+from kvrelay.bench.audit.workload.quality import common_prefix, units
+from kvrelay.bench.audit.workload.similarity import Level, measure, pair, whole_text
+from kvrelay.bench.audit.workload.text import Language, Library
 from kvrelay.bench.errors import BenchError
 from kvrelay.policies.similarity import Floats
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit.tasks import (
+from kvrelay.bench.audit.workload.tasks import (
     KEYS,
     VALUES,
     Regime,
@@ -17,7 +17,7 @@ from kvrelay.bench.audit.tasks import (
     chance_p_value,
     make_task,
 )
-from kvrelay.bench.audit.text import Language, Library
+from kvrelay.bench.audit.workload.text import Language, Library
 from kvrelay.bench.errors import BenchError
 
 ROW = re.compile(r"The box (\w+) holds (\w+)\.")

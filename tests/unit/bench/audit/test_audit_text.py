@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit.text import (
+from kvrelay.bench.audit.workload.text import (
     Language,
     Library,
     Theme,

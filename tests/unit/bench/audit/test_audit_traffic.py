@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit.quality import common_prefix
-from kvrelay.bench.audit.traffic import BlockText, requests
+from kvrelay.bench.audit.workload.quality import common_prefix
+from kvrelay.bench.audit.workload.traffic import BlockText, requests
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.trace_profiles import BAILIAN_A
 from kvrelay.bench.tracegen import generate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvrelay.bench.audit.wrong_kv import KvShape, moment_matched, numbers, shape_of
+from kvrelay.bench.audit.controls.wrong_kv import KvShape, moment_matched, numbers, shape_of
 from kvrelay.bench.errors import BenchError
 
 TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-3, "float32": 1e-4}

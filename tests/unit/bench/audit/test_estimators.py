@@ -11,8 +11,9 @@ from scipy import stats
 from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.multitest import multipletests
 
-from kvrelay.bench.audit import simulate
-from kvrelay.bench.audit.effects import covariates
+from kvrelay.bench.audit.analysis import simulate
+from kvrelay.bench.audit.analysis.effects import covariates
+from kvrelay.bench.audit.analysis.graph import graph, identification, is_back_door
 from kvrelay.bench.audit.estimate import (
     aipw,
     cate,
@@ -29,7 +30,6 @@ from kvrelay.bench.audit.estimate import (
     switchback,
 )
 from kvrelay.bench.audit.estimate.base import Estimate
-from kvrelay.bench.audit.graph import graph, identification, is_back_door
 
 RNG = np.random.default_rng
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit.article import BANDS, claims_table, judge, table_5_1
-from kvrelay.bench.audit.article_rules import Range, by_order, by_range
-from kvrelay.bench.audit.numbers import percent
-from kvrelay.bench.audit.reading import Estimate, Stratum
+from kvrelay.bench.audit.report.article import BANDS, claims_table, judge, table_5_1
+from kvrelay.bench.audit.report.article_rules import Range, by_order, by_range
+from kvrelay.bench.audit.report.numbers import percent
+from kvrelay.bench.audit.report.reading import Estimate, Stratum
 
 WHOLE: dict[str, Any] = json.loads((Path(__file__).parent / "analysis.json").read_text())
 KINDS = {"confirmed", "refuted", "not_testable"}

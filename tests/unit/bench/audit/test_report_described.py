@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit.described import described
+from kvrelay.bench.audit.report.described import described
 
 
 def columns(**more: list[Any]) -> dict[str, list[Any]]:

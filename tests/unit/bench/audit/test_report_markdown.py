@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit import markdown, report
-from kvrelay.bench.audit.contents import CAUTION
+from kvrelay.bench.audit.report import markdown, report
+from kvrelay.bench.audit.report.contents import CAUTION
 from kvrelay.bench.errors import BenchError
 
 WHOLE: dict[str, Any] = json.loads((Path(__file__).parent / "analysis.json").read_text())

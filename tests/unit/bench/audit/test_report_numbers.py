@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.bench.audit.numbers import (
+from kvrelay.bench.audit.report.numbers import (
     interval,
     measured,
     num_bytes,
@@ -15,7 +15,7 @@ from kvrelay.bench.audit.numbers import (
     signed,
     widened,
 )
-from kvrelay.bench.audit.reading import Estimate
+from kvrelay.bench.audit.report.reading import Estimate
 
 
 def plain(text: str) -> str:

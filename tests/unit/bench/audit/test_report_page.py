@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit import charts, charts_length, charts_map, page
-from kvrelay.bench.audit.blocks import Figure
-from kvrelay.bench.audit.contents import sections
-from kvrelay.bench.audit.plot import (
+from kvrelay.bench.audit.report import charts, charts_length, charts_map, page
+from kvrelay.bench.audit.report.blocks import Figure
+from kvrelay.bench.audit.report.contents import sections
+from kvrelay.bench.audit.report.plot import (
     NARROW,
     WIDE,
     frame,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit.names import clean, link_words, stratum_words
-from kvrelay.bench.audit.reading import Stratum, estimate, number, verdict_rows
-from kvrelay.bench.audit.words import (
+from kvrelay.bench.audit.report.names import clean, link_words, stratum_words
+from kvrelay.bench.audit.report.reading import Stratum, estimate, number, verdict_rows
+from kvrelay.bench.audit.report.words import (
     checks_line,
     condition_line,
     conditions,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvrelay.bench.audit import checks, simulate, validate
-from kvrelay.bench.audit.validate import Trial, bounds, coverage, rates
+from kvrelay.bench.audit.analysis import checks, simulate, validate
+from kvrelay.bench.audit.analysis.validate import Trial, bounds, coverage, rates
 
 DRAWS, SEED = 200, 7
 COMMITTED = Path(__file__).resolve().parents[4] / "bench" / "results" / "validate.json"

@@ -1,0 +1,1 @@
+"""From rows to `analysis.json`: the schema, the estimates and checks put together, break-even."""

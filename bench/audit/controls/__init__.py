@@ -1,0 +1,1 @@
+"""Wrong KV on purpose, in an isolated engine; and the keys that an article proposes, replayed."""

@@ -1,0 +1,1 @@
+"""What an audit asks: texts, pairs of known likeness, sessions, tasks, and quality."""
