@@ -16,6 +16,7 @@ from kvrelay.bench.audit.effects import Effect, arm_probability, covariates, eff
 from kvrelay.bench.audit.estimate.base import Estimate
 from kvrelay.bench.audit.settings import Settings
 from kvrelay.bench.audit.verdicts import judge
+from kvrelay.cluster.errors import ConfigError
 
 RNG = np.random.default_rng
 SETTINGS = Settings(question="does it pay?", seed=3, margins={"agreement": 0.02})
@@ -263,3 +264,11 @@ def test_adjustment_is_by_strata_and_by_what_was_known_before() -> None:
     assert covariates(after).shape == (400, 4), "what the relay caused is not adjusted for"
     few = covariates(data.where(np.arange(400) < 60))
     assert few.shape == (60, 1), "strata of fifteen rows are too small"
+
+
+def test_a_missing_library_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "kvrelay.bench.audit.analyze.find_spec", lambda name: None if name == "scipy" else name
+    )
+    with pytest.raises(ConfigError, match=r"no scipy: pip install 'kvrelay\[audit\]'"):
+        analyze(simulate.paired(RNG(10)).data, SETTINGS)
