@@ -272,3 +272,13 @@ def test_a_missing_library_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(ConfigError, match=r"no scipy: pip install 'kvrelay\[audit\]'"):
         analyze(simulate.paired(RNG(10)).data, SETTINGS)
+
+
+def test_a_log_with_few_decisions_of_a_kind_is_not_adjusted() -> None:
+    rng = RNG(11)
+    log = simulate.logged(rng, n=30)
+    seen = analyze(simulate.together([simulate.paired(rng), log]), SETTINGS)["observational"]
+    assert seen["adjusted"]["estimate"] is None
+    assert "(fewer than 20 rows of a decision)" in seen["words"]
+    assert seen["randomised"]["high"] < 0.0
+    assert analyze(simulate.paired(rng).data, SETTINGS)["observational"] is None
