@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from kvrelay.bench.audit.analysis.matched import incomplete, match
 from kvrelay.bench.audit.analysis.schema import Design
 from kvrelay.bench.audit.analysis.settings import Settings
 from kvrelay.bench.audit.analysis.verdicts import verdicts
+from kvrelay.cluster.errors import ConfigError
 
 _DIGITS = 12
+_LIBRARIES = ("linearmodels", "networkx", "scipy", "statsmodels")
 
 
 def analyze(
@@ -35,7 +38,9 @@ def analyze(
 
     Raises:
         DataError: nothing can be estimated: see data.require.
+        ConfigError: what computes the statistics is not installed.
     """
+    _require_libraries()
     left, excluded = exclude(data, settings)
     require(left, settings.control, settings.primary)
     found = effects(left, settings)
@@ -104,6 +109,12 @@ def write(analysis: Mapping[str, Any], file: Path) -> None:
     part = file.with_name(f"{file.name}.part")
     part.write_bytes(encode(analysis))
     part.replace(file)
+
+
+def _require_libraries() -> None:
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"no {', '.join(missing)}: pip install 'kvrelay[audit]'")
 
 
 def _random_cause(data: Data, relay: str, settings: Settings) -> look.Check | None:

@@ -42,6 +42,8 @@ Column = Floats | Bools | Labels
 MIN_PER_ARM = 4
 # An arm with this many times the share it was assigned, or this fraction of it.
 _FAR_FROM_ASSIGNED = 3.0
+# Expected rows of an arm: with fewer, chance alone may do that.
+_ENOUGH_TO_TELL = 20
 _TRUE, _FALSE = {"true", "1", "yes"}, {"false", "0", "no", ""}
 
 
@@ -194,16 +196,19 @@ def codes(labels: Labels) -> Ints:
 
 
 def _require_equal(data: Data, design: str) -> None:
-    if not len(data):
-        return
-    arm = data.text("arm")
-    for name, share in expected_shares(data).items():
-        seen = float((arm == name).mean())
-        if not share / _FAR_FROM_ASSIGNED <= seen <= share * _FAR_FROM_ASSIGNED:
-            raise UnequalArms(
-                f"design {design}: arm {name!r} has {seen:.1%} of the rows, assigned were "
-                f"{share:.1%}: rows are lost, or the propensities are not those of the assignment"
-            )
+    """Arms of a design within each stratum: which ones there are differs between strata."""
+    strata = data.stratum()
+    for label in np.unique(strata).tolist():
+        cell = data.where(strata == label)
+        for name, share in expected_shares(cell).items():
+            seen = float((cell.text("arm") == name).mean())
+            near = share / _FAR_FROM_ASSIGNED <= seen <= share * _FAR_FROM_ASSIGNED
+            if share * len(cell) >= _ENOUGH_TO_TELL and not near:
+                raise UnequalArms(
+                    f"design {design}, stratum {label}: arm {name!r} has {seen:.1%} of the rows, "
+                    f"assigned were {share:.1%}: rows are lost, or the propensities are not those "
+                    "of the assignment"
+                )
 
 
 def _renamed(

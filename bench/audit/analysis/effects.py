@@ -119,7 +119,7 @@ def covariates(data: Data) -> Floats:
     columns = [(strata == number).astype(np.float64) for number in large.tolist()]
     order = sorted(COVARIATES, key=lambda name: name != "predicted_recompute_s")
     known = [data.number(name) for name in order if name in data.columns]
-    whole = [each for each in known if np.isfinite(each).all() and each.std() > 0.0]
+    whole = [each for each in known if len(each) and np.isfinite(each).all() and each.std() > 0.0]
     columns += whole[: max(1, len(data) // _ROWS_PER_COVARIATE - len(columns))]
     return np.column_stack(columns) if columns else np.empty((len(data), 0))
 

@@ -152,10 +152,14 @@ def observed(data: Data, settings: Settings) -> dict[str, Any] | None:
     truth = stratified_pairs(
         one[known], zero[known], codes(pairs.strata[known]), pairs.sessions[known]
     )
+    repaired = (
+        adjusted.note
+        if math.isnan(adjusted.estimate)
+        else f"adjusted for what was logged by {adjusted.estimate:+.3f} s"
+    )
     words = (
-        f"By its own log relay changes {outcome} by {naive.estimate:+.3f} s, adjusted for what was "
-        f"logged by {adjusted.estimate:+.3f} s; drawn by lot in the same strata it is "
-        f"{truth.estimate:+.3f} s."
+        f"By its own log relay changes {outcome} by {naive.estimate:+.3f} s ({repaired}); drawn by "
+        f"lot in the same strata it is {truth.estimate:+.3f} s."
     )
     parts = {"naive": naive, "adjusted": adjusted, "randomised": truth}
     found: dict[str, Any] = {

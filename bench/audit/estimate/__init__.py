@@ -1,16 +1,16 @@
 """Estimators of the audit: arrays in, an `Estimate` out; none of them knows a file or a plan.
 
-Libraries, and why so few. scipy has Welch's and Student's t with their intervals, chi-squared and
-the binomial; statsmodels has least squares with HC2 errors, logit, the two one-sided tests, Holm
-and power; linearmodels has instrumental variables with robust and clustered errors. Together they
-are 60 MB and need nothing but numpy and pandas beside.
+Libraries, and why these few. scipy has Welch's and Student's t, chi-squared and the binomial;
+statsmodels has least squares with HC2 errors, logistic regression and the two one-sided tests;
+linearmodels has instrumental variables with robust and clustered errors.
 
-Not used: doubleml estimates propensities by machine learning, but here they are known, drawn by
-us, and AIPW with known ones is a regression and a mean (it would bring scikit-learn and optuna).
-pyfixest fits what linearmodels and statsmodels fit, with many more dependencies. dowhy refutes
-assumptions by calling an estimator again on changed data and finds a back-door set in a graph:
-the first is in checks.py, the second is three calls of networkx (graph.py), and it would bring
-cvxpy, causal-learn and scikit-learn.
+Not used: dowhy, which refutes assumptions by calling an estimator again on changed data and finds
+back-door sets in a graph. The first is in checks.py; the second is two calls of networkx
+(graph.py); and dowhy 0.14 needs cvxpy, causal-learn and scikit-learn, and a scipy of at most 1.15.
+doubleml 0.11 learns propensities, but here they are known, since we drew the arms, and AIPW with
+known ones is a regression and a mean; it needs scikit-learn, optuna and three plotting libraries.
+pyfixest 0.60 fits the same instrumental variables as linearmodels, with seaborn and joblib beside;
+its difference in differences has clustered errors, which a handful of replicas makes useless.
 
 Written here, because no library has it in the form that is needed: CR2 with Bell and McCaffrey's
 degrees of freedom (regression.py), the bootstrap of quantiles over sessions (quantile.py), and

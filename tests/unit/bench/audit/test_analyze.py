@@ -16,6 +16,7 @@ from kvrelay.bench.audit.analysis.effects import Effect, arm_probability, covari
 from kvrelay.bench.audit.analysis.settings import Settings
 from kvrelay.bench.audit.analysis.verdicts import judge
 from kvrelay.bench.audit.estimate.base import Estimate
+from kvrelay.cluster.errors import ConfigError
 
 RNG = np.random.default_rng
 SETTINGS = Settings(question="does it pay?", seed=3, margins={"agreement": 0.02})
@@ -263,3 +264,21 @@ def test_adjustment_is_by_strata_and_by_what_was_known_before() -> None:
     assert covariates(after).shape == (400, 4), "what the relay caused is not adjusted for"
     few = covariates(data.where(np.arange(400) < 60))
     assert few.shape == (60, 1), "strata of fifteen rows are too small"
+
+
+def test_a_missing_library_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "kvrelay.bench.audit.analyze.find_spec", lambda name: None if name == "scipy" else name
+    )
+    with pytest.raises(ConfigError, match=r"no scipy: pip install 'kvrelay\[audit\]'"):
+        analyze(simulate.paired(RNG(10)).data, SETTINGS)
+
+
+def test_a_log_with_few_decisions_of_a_kind_is_not_adjusted() -> None:
+    rng = RNG(11)
+    log = simulate.logged(rng, n=30)
+    seen = analyze(simulate.together([simulate.paired(rng), log]), SETTINGS)["observational"]
+    assert seen["adjusted"]["estimate"] is None
+    assert "(fewer than 20 rows of a decision)" in seen["words"]
+    assert seen["randomised"]["high"] < 0.0
+    assert analyze(simulate.paired(rng).data, SETTINGS)["observational"] is None

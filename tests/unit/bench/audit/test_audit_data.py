@@ -200,3 +200,13 @@ def test_simulated_rows_are_rows(tmp_path: Path) -> None:
         assert again.assumed == ()
         assert again.columns.keys() == data.columns.keys()
         assert again.number("ttft_s").sum() == pytest.approx(data.number("ttft_s").sum())
+
+
+def test_arms_that_are_in_some_strata_only_are_no_mismatch() -> None:
+    """One stratum of two arms, one of five: over both, the control has far more than its share."""
+    five = ["recompute", "relay", "policy", "text_only", "shared_pool"]
+    arm = ["recompute", "relay"] * 500 + five * 20
+    chance = [0.5] * 1000 + [0.2] * 100
+    link = ["same-node"] * 1000 + ["100mbit"] * 100
+    data = from_columns(columns(1100, arm=arm, propensity=chance, link=link))
+    require(data, "recompute", ["ttft_s"])

@@ -90,3 +90,12 @@ def test_the_committed_validation_passed_with_a_thousand_draws() -> None:
     assert [row["estimator"] for row in committed["coverage"]] == NAMES
     for row in committed["coverage"]:
         assert 0.93 <= row["coverage"] <= 0.97, row["estimator"]
+
+
+@pytest.mark.slow
+def test_the_committed_validation_can_be_had_again() -> None:
+    committed = json.loads(COMMITTED.read_text())
+    again = coverage(validate.TRIALS[:3], committed["draws"], committed["seed"])
+    for row, seen in zip(committed["coverage"], again, strict=False):
+        assert row["covered"] == seen["covered"], row["estimator"]
+        assert row["mean_estimate"] == pytest.approx(seen["mean_estimate"], abs=1e-6)
