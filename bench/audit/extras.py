@@ -66,7 +66,7 @@ def _controls(plan: Plan) -> list[Row]:
     from transformers import AutoTokenizer
 
     from kvrelay.bench.audit.controls import controls, controls_rows
-    from kvrelay.bench.audit.controls_examples import stated_numbers
+    from kvrelay.bench.audit.controls.controls_examples import stated_numbers
 
     assert plan.controls is not None
     model = ensure_model(plan.model)
