@@ -1,7 +1,7 @@
 """A task with known answers for small models: which value belongs to a key of a table.
 
     context   text ... The box amber holds copper.  The box birch holds silver.  ... text
-    question  What does the box birch hold?  The box birch holds
+    question  The box birch holds
 
 The context is what A reads and B's prompt begins with, the question is B's own. Where the answer
 stands in the context only, B needs what A has computed (regime `need`); where the question
@@ -10,10 +10,10 @@ of another example must cost accuracy in the first and none in the second
 (Cheng, Das and Ramnath, arXiv 2608.04893).
 
 The answer is the likeliest of the values, whatever else the model would rather say. All tasks
-have the same keys and values, every value comes equally often, and which belongs to which is
-drawn anew. So chance is one in the number of values, also for a model that reads another task's
-table, prefers a value, or counts. Text around the table is of either language; the table is
-English, which the demo model knows best.
+have the same keys and values, every value comes once, and which belongs to which is drawn anew.
+So chance is one in the number of values, also for a model that reads another task's table or
+prefers a value; one that reads no table may list none of them, and is below chance then. The
+text around the table is of either language; the table is English, which the demo model knows best.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kvrelay.bench.errors import BenchError
 
 Tokens = tuple[int, ...]
 
-KEYS = ("amber", "birch", "cedar", "daisy", "ember", "fern", "grove", "hazel")
+KEYS = ("amber", "birch", "cedar", "daisy")
 VALUES = ("copper", "silver", "paper", "sugar")
 _TITLE = "\n\nContents of the boxes:\n"
 _ROW = "The box {key} holds {value}.\n"
-_QUESTION = "\nQuestion: What does the box {key} hold?\nAnswer: The box {key} holds"
+_QUESTION = "\nThe box {key} holds"
 _NOTE = "\nNote: The box {key} holds {value}.\n"
 # How much of the text stands before the table.
 _DEPTH = 0.5
@@ -102,7 +102,7 @@ def make_task(
             with the same token.
     """
     rng = random.Random(f"task {language} {num_tokens} {seed}")
-    values = rng.sample(VALUES * (len(KEYS) // len(VALUES)), len(KEYS))
+    values = rng.sample(VALUES, len(VALUES))
     pairs = list(zip(rng.sample(KEYS, len(KEYS)), values, strict=True))
     rows = "".join(_ROW.format(key=key, value=value) for key, value in pairs)
     table = tuple(library.encode(f"{_TITLE}{rows}\n"))

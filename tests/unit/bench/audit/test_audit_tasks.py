@@ -21,7 +21,7 @@ from kvrelay.bench.audit.workload.text import Language, Library
 from kvrelay.bench.errors import BenchError
 
 ROW = re.compile(r"The box (\w+) holds (\w+)\.")
-ASKED = re.compile(r"Answer: The box (\w+) holds$")
+ASKED = re.compile(r"The box (\w+) holds$")
 
 
 def make(library: Library, regime: Regime = Regime.NEED, seed: int = 1, tokens: int = 300) -> Task:
@@ -48,11 +48,11 @@ def test_contexts_have_exact_lengths(library: Library, language: Language, token
         assert task == make_task(library, language, tokens, regime, seed=3)
 
 
-def test_the_table_says_every_value_equally_often(library: Library, words: Any) -> None:
+def test_the_table_says_every_value_once(library: Library, words: Any) -> None:
     for seed in range(10):
         rows = table(make(library, seed=seed), words)
         assert set(rows) == set(KEYS)
-        assert Counter(rows.values()) == dict.fromkeys(VALUES, len(KEYS) // len(VALUES))
+        assert Counter(rows.values()) == dict.fromkeys(VALUES, 1)
 
 
 def test_the_answer_is_the_tables(library: Library, words: Any) -> None:
@@ -90,7 +90,7 @@ def test_another_tasks_table_is_right_by_chance_only(library: Library, words: An
 
 def test_a_table_that_does_not_fit_is_an_error(library: Library) -> None:
     with pytest.raises(BenchError, match="the table alone has"):
-        make(library, tokens=50)
+        make(library, tokens=30)
 
 
 def test_values_must_differ_in_their_first_token() -> None:
