@@ -56,7 +56,7 @@ ENGINE: dict[str, Any] = {
     "kv_cache_memory_bytes": 128 << 20,
     "block_size": BLOCK_TOKENS,
 }
-_CHILD = "from kvrelay.bench.audit import controls_child\n"
+_CHILD = "from kvrelay.bench.audit.controls import controls_child\n"
 Judge = Callable[[Output], bool]
 
 
