@@ -268,7 +268,8 @@ def test_adjustment_is_by_strata_and_by_what_was_known_before() -> None:
 
 def test_a_missing_library_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "kvrelay.bench.audit.analysis.analyze.find_spec", lambda name: None if name == "scipy" else name
+        "kvrelay.bench.audit.analysis.analyze.find_spec",
+        lambda name: None if name == "scipy" else name,
     )
     with pytest.raises(ConfigError, match=r"no scipy: pip install 'kvrelay\[audit\]'"):
         analyze(simulate.paired(RNG(10)).data, SETTINGS)
