@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from kvrelay.bench.audit.arms import ARMS, Arm, Asked
+from kvrelay.bench.audit.arms import ARMS, CONTROL, Arm, Asked
 from kvrelay.bench.audit.asking import AuditClient, Reply
 from kvrelay.bench.audit.design import Ask, Unit
 from kvrelay.bench.audit.material import Material, Prompts
@@ -135,6 +135,7 @@ class Measurement:
         """
         cell = _cell(unit.stratum)
         if self.bench.be_at(cell.link) and cell.link != SAME_NODE and "policy" in self._arms():
+            self._take_way(ARMS[CONTROL], cell.link)
             self.bench.settle(cell)
             self.discarded += 2 * len(SETTLING)
         texts = {ask.text for block in unit.blocks for ask in block}
