@@ -9,8 +9,8 @@ The shared part is equal token for token and the token after it differs (in `hig
 so it is all that a relay can reuse. The level is only what the rest is like: with the shared
 fraction held, similarity by any measure changes and what can be reused does not.
 
-Every pair opens with a code of its own. It is so short that pairs share no engine block by
-accident, whatever texts they draw; runs keep arms apart by salts besides.
+Every pair opens with a code of its own, which lies within the first engine block: two pairs share
+no block by accident, whatever texts they draw. Runs keep arms apart by salts besides.
 """
 
 from __future__ import annotations
