@@ -9,7 +9,8 @@ import pytest
 from harness import BLOCK, text_tokens
 from transformers import AutoTokenizer
 
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Example, Trial, controls
+from kvrelay.bench.audit.controls import controls
+from kvrelay.bench.audit.controls.controls import WRONG, Content, Example, Trial
 from kvrelay.bench.audit.controls.controls_examples import stated_numbers
 from kvrelay.bench.audit.controls.controls_rows import rows
 from kvrelay.cluster.model import ensure_model
