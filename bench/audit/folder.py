@@ -87,7 +87,7 @@ class RunFolder:
             ConfigError: it cannot be written, another process is at it, or it holds no rows of
                 an audit.
         """
-        self.path = path
+        self.path = path.resolve()  # whoever starts a cluster changes the working directory
         self.state = State()
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,7 @@ class Material:
         """A question whose answer A has read: where B goes on with that, and there is room."""
         if level is not Level.HIGH or made.shared_tokens < _LEAST_CONTEXT:
             return None
-        task = make_task(self._library, language, made.shared_tokens, Regime.NEED, text)
+        task = make_task(self._library, language, made.shared_tokens, Regime.NEED, seed=text)
         return task if len(task.question) <= len(made.second) - made.shared_tokens else None
 
 

@@ -206,3 +206,17 @@ def test_no_row_may_hold_what_json_does_not(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         run(plan, tmp_path / "out", {}, Infinite(tmp_path / "log").opened)
     assert rows(tmp_path / "out") == []
+
+
+def test_engines_that_change_the_working_directory(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Moving(FakeExecutor):
+        def measure(self, unit: Any) -> Any:
+            monkeypatch.chdir("/")  # as a cluster does that starts
+            return super().measure(unit)
+
+    monkeypatch.chdir(tmp_path)
+    run(plan, Path("out"), {}, Moving(tmp_path / "log").opened)
+    assert Counter(row["request"] for row in rows(tmp_path / "out")) == requests_of(plan)
+    assert state(tmp_path / "out")["complete"]
