@@ -149,9 +149,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in ours:
         item.add_marker(pytest.mark.e2e)
         item.add_marker(pytest.mark.timeout(600))
-    # Some tests kill parts of the app, the life-cycle tests end it, the audit has engines of its
-    # own: they come last, in this order.
-    last = ("test_faults.py", "test_lifecycle.py", "test_audit_smoke.py")
+    # Some tests kill parts of the app, the life-cycle tests end it: they come last, in this order.
+    last = ("test_faults.py", "test_lifecycle.py")
     others = [item for item in items if item not in ours]
     items[:] = others + sorted(
         ours, key=lambda item: last.index(item.path.name) if item.path.name in last else -1

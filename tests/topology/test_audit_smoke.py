@@ -23,7 +23,6 @@ from kvrelay.bench.testbed.network import PREFIX
 LIMIT_S = 360
 PLAN = Path(__file__).parents[2] / "bench" / "plans" / "smoke.yaml"
 SAME_NODE, SLOW = "same-node/512/idle/high/en", "100mbit/512/idle/high/en"
-pytestmark = pytest.mark.skipif(system.unavailable() is not None, reason=f"{system.unavailable()}")
 
 
 @dataclass(frozen=True)
