@@ -23,6 +23,7 @@ from pydantic import (
     ValidationError,
 )
 
+from kvrelay.bench.audit.analysis.data import MIN_PER_ARM
 from kvrelay.bench.audit.analysis.schema import OUTCOMES
 from kvrelay.bench.audit.arms import ARMS, CONTROL, TREATED
 from kvrelay.bench.audit.strata import FACTORS, Stratum
@@ -161,7 +162,8 @@ class ArmPlan(_Strict):
         designs: `paired`: the same request as under the control; `sessions`: sessions of its own,
             drawn; `aa`: the control against itself.
         strata: names such as `same-node/512/idle/high/en`, or `all`.
-        pairs: in each stratum, of `paired` and `aa`; `sessions`: the same of `sessions`.
+        pairs: in each stratum, of `paired` and `aa`; `sessions`: the same of `sessions`. No fewer
+            than an analysis needs of an arm.
     """
 
     name: ArmName
@@ -169,8 +171,8 @@ class ArmPlan(_Strict):
         min_length=1
     )
     strata: Annotated[tuple[str, ...], BeforeValidator(_names)] = (ALL,)
-    pairs: int | None = Field(default=None, ge=2)
-    sessions: int | None = Field(default=None, ge=2)
+    pairs: int | None = Field(default=None, ge=MIN_PER_ARM)
+    sessions: int | None = Field(default=None, ge=MIN_PER_ARM)
 
 
 class StreamPlan(_Strict):

@@ -22,7 +22,7 @@ def rich(**changes: Any) -> Plan:
     arms = [
         {"name": "recompute", "designs": ["paired"], "pairs": 8},
         {"name": "relay", "designs": ["paired"], "pairs": 8},
-        {"name": "policy", "designs": ["paired"], "strata": ["1gbit/512/idle/high/en"], "pairs": 3},
+        {"name": "policy", "designs": ["paired"], "strata": ["1gbit/512/idle/high/en"], "pairs": 4},
         {"name": "recompute", "designs": ["aa"], "strata": ["1gbit/512/idle/high/en"], "pairs": 4},
     ]
     for name in ("recompute", "relay", "shared_pool"):
@@ -107,7 +107,7 @@ def test_pairs_are_the_same_requests_in_each_arm() -> None:
         alike = {tuple((ask.text, ask.gap) for ask in block) for block in unit.blocks}
         assert len(alike) == 1
         assert all(len({ask.arm for ask in block}) == 1 for block in unit.blocks)
-        third = unit.stratum.name == "1gbit/512/idle/high/en" and unit.number < 3
+        third = unit.stratum.name == "1gbit/512/idle/high/en" and unit.number < 4
         assert set(unit.arms) == {"recompute", "relay"} | ({"policy"} if third else set())
     texts = [ask.text for unit in pairs for ask in unit.blocks[0]]
     assert len(set(texts)) == len(texts)

@@ -44,6 +44,7 @@ def factors(**changes: Any) -> dict[str, Any]:
         ({"exclude_strata": [{"token": [512]}]}, "exclude_strata[0].token: unknown key; did you"),
         ({"arms": [RECOMPUTE, {**RELAY, "name": "rely"}]}, "arms[1].name: unknown arm 'rely'"),
         ({"arms": [RECOMPUTE, {**RELAY, "pairs": None}]}, "arms[1].pairs: missing, but design pai"),
+        ({"arms": [RECOMPUTE, {**RELAY, "pairs": 3}]}, "arms[1].pairs: "),
         ({"arms": [RECOMPUTE, {**RELAY, "designs": ["sessions"]}]}, "arms[1].sessions: missing"),
         ({"arms": [RECOMPUTE, {**RELAY, "strata": ["x"]}]}, "arms[1].strata[0]: 'x' is none of"),
         ({"arms": [RELAY]}, "arms[0].strata: no paired recompute in same-node/512/idle/high/en"),
