@@ -24,9 +24,12 @@ class Scratch:
         """Cells for blocks of `slot_bytes`, as many as fit `num_bytes`, at least one loan's."""
         self._stride = -(-max_encoded_bytes(slot_bytes) // _PAGE) * _PAGE
         total_bytes = self._stride * max(_MIN_CELLS, num_bytes // self._stride)
-        self._fd = os.memfd_create("kvrelay-scratch", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, total_bytes)
-        self._map = mmap.mmap(self._fd, total_bytes)
+        fd = os.memfd_create("kvrelay-scratch", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, total_bytes)
+            self._map = mmap.mmap(fd, total_bytes)  # with a descriptor of its own
+        finally:
+            os.close(fd)
         self._view = memoryview(self._map)
         self._base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self._free = list(range(len(self._map) // self._stride))
