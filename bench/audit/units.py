@@ -36,7 +36,7 @@ from kvrelay.bench.topology import SAME_NODE, estimated_transfer_s
 
 # Each link is visited so often that drift of the machine meets all alike, and so rarely that a
 # policy that learns does not meet another link every minute.
-_MOST_VISITS, _UNITS_PER_VISIT = 4, 4
+_MOST_VISITS, _UNITS_PER_VISIT = 4, 8
 # The machine becoming quiet, blocks being saved and heard of, records read: of a block.
 _SETTLE_S = 2.2
 
