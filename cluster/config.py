@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,8 +22,7 @@ from pydantic import (
 )
 
 from kvrelay.agents.settings import SamplingDefaults
-from kvrelay.cluster.config_errors import describe
-from kvrelay.cluster.errors import ConfigError
+from kvrelay.cluster.config_errors import all_problems, describe, read_yaml
 from kvrelay.policies import parse_policy
 from kvrelay.relay.settings import RelaySettings
 
@@ -409,36 +407,19 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClusterConfig:
         ConfigError: the file cannot be read, or it names every field that cannot work.
     """
     name = "config" if isinstance(source, Mapping) else str(source)
-    content = source if isinstance(source, Mapping) else _read_yaml(Path(source))
+    content = (
+        source
+        if isinstance(source, Mapping)
+        else read_yaml(Path(source), "cluster/configs/", "the keys models and agents")
+    )
     try:
         config = ClusterConfig.model_validate(content)
     except ValidationError as error:
         problems = describe(error, ClusterConfig) + _cross_problems(content)
-        raise _config_error(name, problems) from None
+        raise all_problems(name, problems) from None
     if problems := _cross_problems(content):
-        raise _config_error(name, problems)
+        raise all_problems(name, problems)
     return config
-
-
-def _config_error(name: str, problems: list[str]) -> ConfigError:
-    if len(problems) == 1:
-        return ConfigError(f"{name}: {problems[0]}")
-    return ConfigError("\n  ".join([f"{name}: {len(problems)} problems", *problems]))
-
-
-def _read_yaml(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; see cluster/configs/ for examples") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
-        raise ConfigError(f"{path}: not valid YAML: {where}") from None
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: expected a mapping with the keys models and agents")
-    return content
 
 
 def _cross_problems(content: Mapping[str, Any]) -> list[str]:

@@ -1,11 +1,16 @@
-"""Turns pydantic's errors into lines that name the field's path and the remedy."""
+"""Reads YAML, and turns pydantic's errors into lines that name the field's path and the remedy."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
+
+from kvrelay.cluster.errors import ConfigError
 
 _SHA256 = 'a SHA-256 is 64 hex digits in lower case: printf %s "$KEY" | sha256sum'
 _PATTERNS = {
@@ -15,6 +20,32 @@ _PATTERNS = {
     "api_key_sha256": _SHA256,
     "trusted_header": "the name of a header is letters, digits and '-'",
 }
+
+
+def read_yaml(path: Path, examples: str, keys: str) -> Mapping[str, Any]:
+    """A file's mapping; `examples` is where some lie, `keys` what it has to hold.
+
+    Raises:
+        ConfigError: it is not there, cannot be read, or is something else.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; see {examples} for examples") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path}: expected a mapping with {keys}")
+    return content
+
+
+def all_problems(name: str, problems: list[str]) -> ConfigError:
+    """The error that tells of every problem of the file `name`."""
+    if len(problems) == 1:
+        return ConfigError(f"{name}: {problems[0]}")
+    return ConfigError("\n  ".join([f"{name}: {len(problems)} problems", *problems]))
 
 
 def describe(error: ValidationError, root: type[BaseModel]) -> list[str]:

@@ -30,7 +30,7 @@ from kvrelay.bench.audit.strata import FACTORS, Stratum
 from kvrelay.bench.hit import longest_tokens
 from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.topology import SAME_NODE
-from kvrelay.cluster.config_errors import describe
+from kvrelay.cluster.config_errors import all_problems, describe, read_yaml
 from kvrelay.cluster.errors import ConfigError
 
 ALL = "all"
@@ -366,34 +366,18 @@ def load_plan(source: Path | Mapping[str, Any]) -> Plan:
         ConfigError: it cannot be read, or it names every field that cannot work.
     """
     name = "plan" if isinstance(source, Mapping) else str(source)
-    content = source if isinstance(source, Mapping) else _read(source)
+    content = (
+        source
+        if isinstance(source, Mapping)
+        else read_yaml(source, "bench/plans/", "keys such as question and arms")
+    )
     try:
         plan = Plan.model_validate(content)
     except ValidationError as error:
-        raise _error(name, describe(error, Plan)) from None
+        raise all_problems(name, describe(error, Plan)) from None
     if problems := list(_problems(plan)):
-        raise _error(name, problems)
+        raise all_problems(name, problems)
     return plan
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; see bench/plans/ for examples") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: expected a mapping with keys such as question and arms")
-    return content
-
-
-def _error(name: str, problems: list[str]) -> ConfigError:
-    if len(problems) == 1:
-        return ConfigError(f"{name}: {problems[0]}")
-    return ConfigError("\n  ".join([f"{name}: {len(problems)} problems", *problems]))
 
 
 def _stream_problems(plan: Plan) -> Iterator[str]:
