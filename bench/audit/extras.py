@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvrelay.bench.audit.folder import read_object
 from kvrelay.bench.audit.material import Material
 from kvrelay.bench.audit.plan import PAIRED, Plan
 from kvrelay.bench.audit.units import planned
 from kvrelay.bench.engines import BLOCK_TOKENS
 from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.report import Row, write_atomically
-from kvrelay.cluster.errors import ConfigError
 from kvrelay.cluster.model import ensure_model
 
 SECTIONS = ("keys", "controls")
@@ -34,14 +34,14 @@ def make(plan: Plan, folder: Path) -> None:
         makers["controls"] = _controls
     for name, maker in makers.items():
         file = folder / f"{name}.json"
-        if _read(file).get("plan_sha256") != plan.sha256:
+        if read_object(file).get("plan_sha256") != plan.sha256:
             content = {"plan_sha256": plan.sha256, "rows": maker(plan)}
             write_atomically(file, json.dumps(content, indent=1) + "\n")
 
 
 def sections(folder: Path) -> dict[str, list[Row]]:
     """The sections that are there."""
-    found = {name: _read(folder / f"{name}.json").get("rows") for name in SECTIONS}
+    found = {name: read_object(folder / f"{name}.json").get("rows") for name in SECTIONS}
     return {name: rows for name, rows in found.items() if rows is not None}
 
 
@@ -85,15 +85,3 @@ def _controls(plan: Plan) -> list[Row]:
         return list(
             controls_rows.rows(controls.measure(model, examples, plan.seed, advance=advance))
         )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: expected an object")
-    return found

@@ -191,3 +191,20 @@ class RunFolder:
                 state.started_unix_s = mark["started_unix_s"]
             if state.plans[-1:] != [mark["plan_sha256"]]:
                 state.plans.append(mark["plan_sha256"])
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON file of a run; empty if it is not there.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: expected an object")
+    return found

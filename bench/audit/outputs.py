@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvrelay.bench.audit import extras
-from kvrelay.bench.audit.folder import PLAN, ROWS, STATE
+from kvrelay.bench.audit.folder import PLAN, ROWS, STATE, read_object
 from kvrelay.bench.audit.plan import load_plan
 from kvrelay.cluster.errors import ConfigError
 
@@ -57,7 +56,7 @@ def source_of(where: Path, plan: Path | None, out: Path | None) -> Source:
     if rows is None:
         raise ConfigError(f"{where}: neither a file nor a folder with {ROWS} or {DATA}")
     own = where / PLAN
-    state = _state(where / STATE)
+    state = read_object(where / STATE)
     return Source(
         rows,
         out or where,
@@ -101,7 +100,7 @@ def analyze(source: Source, columns: Mapping[str, str]) -> Path:
     from kvrelay.bench.audit.analysis import analyze as analysis
     from kvrelay.bench.audit.analysis import break_even, files, pairs
     from kvrelay.bench.audit.analysis.settings import Settings
-    from kvrelay.bench.audit.report import article
+    from kvrelay.bench.audit.report import article, described
 
     settings = Settings()
     if source.plan is not None:
@@ -115,6 +114,8 @@ def analyze(source: Source, columns: Mapping[str, str]) -> Path:
     left, _ = analysis.exclude(data, settings)
     relayed = pairs.pairs_of(left.columns, "relay", settings.control, settings.primary[0])
     others: dict[str, Any] = {"break_even": break_even.break_even(relayed, settings.seed)}
+    lists = {name: values.tolist() for name, values in left.columns.items()}
+    others |= described.described({**lists, "stratum": left.stratum().tolist()})
     others |= source.sections
     found = analysis.analyze(data, settings, others)
     excluded: dict[str, int] = found["meta"]["excluded"]
@@ -133,13 +134,3 @@ def report(folder: Path) -> list[Path]:
     from kvrelay.bench.audit.report import report as reports
 
     return list(reports.write(folder))
-
-
-def _state(file: Path) -> Mapping[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not JSON: {error}") from None
-    return found if isinstance(found, dict) else {}

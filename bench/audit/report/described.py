@@ -16,7 +16,6 @@ from kvrelay.bench.stats import t975
 Columns = Mapping[str, Sequence[Any]]
 Row = dict[str, Any]
 MEASURES = ("cosine", "jaccard", "shared_prefix_fraction")
-_STRATUM = ("link", "tokens", "load", "similarity", "language")
 # The quantile of Student's t that is used is off by more than 1 % below.
 MIN_SESSIONS = 4
 
@@ -25,7 +24,7 @@ def described(columns: Columns, arm: str = "relay") -> dict[str, list[Row]]:
     """The sections `similarity` and `transfers` of an analysis, None where nothing is known.
 
     Args:
-        columns: an audit's rows by column, those left after exclusions.
+        columns: an audit's rows by column, those left after exclusions, and `stratum`.
         arm: whose transfers.
 
     Returns:
@@ -52,11 +51,10 @@ def _similarity(columns: Columns) -> list[Row]:
 
 def _transfers(columns: Columns, arm: str) -> list[Row]:
     found: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    for row in _rows(columns, ("arm", "session", "wire_s", *_STRATUM)):
+    for row in _rows(columns, ("arm", "session", "wire_s", "stratum")):
         value = _finite(row["wire_s"])
         if row["arm"] == arm and value is not None and value > 0:
-            stratum = "/".join(str(row[name]) for name in _STRATUM)
-            found[stratum].append((str(row["session"]), value))
+            found[str(row["stratum"])].append((str(row["session"]), value))
     return [
         {"stratum": stratum, "arm": arm, **_mean(values, "estimate")}
         for stratum, values in sorted(found.items())

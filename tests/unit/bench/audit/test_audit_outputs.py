@@ -36,6 +36,7 @@ class Faster(FakeExecutor):
                 "completed": row["arm"] == "relay",
                 "relayed_tokens": 384 if row["arm"] == "relay" else 0,
                 "bytes_moved": 10**7 if row["arm"] == "relay" else 0,
+                "wire_s": 0.1 if row["arm"] == "relay" else None,
                 "failed": False,
             }
             for row in super().measure(unit)
@@ -63,6 +64,7 @@ def test_a_run_becomes_data_analysis_and_report(done: Path) -> None:
     assert effects and all(
         -0.45 < e["estimate"] < -0.35 for e in effects if e["outcome"] == "ttft_s"
     )
+    assert {row["stratum"] for row in found["transfers"]} == {e["stratum"] for e in effects}
     assert outputs.report(done)
     assert (done / "report.html").exists() and (done / "report.md").exists()
 

@@ -15,11 +15,8 @@ def columns(**more: list[Any]) -> dict[str, list[Any]]:
     return {
         "arm": ["relay", "recompute"] * 4,
         "session": ["a", "a", "b", "b", "c", "c", "d", "d"],
-        "link": ["1gbit"] * 8,
-        "tokens": [512] * 8,
-        "load": ["idle"] * 8,
         "similarity": ["high"] * 8,
-        "language": ["en"] * 8,
+        "stratum": ["1gbit/512/idle/high/en"] * 8,
     } | more
 
 
