@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class LinearScale:
-    """An axis of equal differences, and where it is drawn; what lies beyond is at its end.
+class _Scale:
+    """An axis and where it is drawn; what lies beyond is at its end.
 
     Attributes:
         low: the value at `start`; less than `high`.
@@ -21,6 +21,11 @@ class LinearScale:
     high: float
     start: float
     end: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScale(_Scale):
+    """Of equal differences."""
 
     def at(self, value: float) -> float:
         """The pixel of a value."""
@@ -39,20 +44,8 @@ class LinearScale:
 
 
 @dataclass(frozen=True, slots=True)
-class LogScale:
-    """An axis of equal factors, and where it is drawn; what lies beyond is at its end.
-
-    Attributes:
-        low: the value at `start`; positive, less than `high`.
-        high: the value at `end`.
-        start: pixels; may be more than `end`, as upright axes are.
-        end: pixels.
-    """
-
-    low: float
-    high: float
-    start: float
-    end: float
+class LogScale(_Scale):
+    """Of equal factors; `low` is positive."""
 
     def at(self, value: float) -> float:
         """The pixel of a value."""
