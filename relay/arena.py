@@ -21,6 +21,7 @@ copy, and the right checksum over what it copied, has copied what was committed.
 import mmap
 import os
 import struct
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,7 +134,7 @@ class Slab:
     """A mapped slab. Readers and the store use the same class."""
 
     def __init__(self, fd: int, geometry: SlabGeometry, incarnation: bytes) -> None:
-        """Map `fd`, which the slab then owns."""
+        """Map `fd`, which the slab then owns: it is closed with it."""
         self.fd = fd
         self.geometry = geometry
         self.incarnation = incarnation
@@ -144,6 +145,7 @@ class Slab:
                 f"cannot map {geometry.total_bytes >> 20} MiB of shared memory: {error}; "
                 "lower relay.capacity_bytes or raise the memory limit"
             ) from error
+        self._close = weakref.finalize(self, os.close, fd)
         memory.advise_huge(self._map)
         view = memoryview(self._map)
         self._bytes = view
@@ -201,9 +203,8 @@ class Slab:
 
     def close(self) -> None:
         """Let go of the descriptor; the memory goes with the last mapping and view of it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()  # at most once
+        self.fd = -1
 
     def state(self, slot: int) -> int:
         """The state word of a slot: generation << 1 | sealed."""

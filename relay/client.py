@@ -239,8 +239,9 @@ class StoreLink:
             complained = False
             self.current = attachment
             self._attached.set()
-            # Map the slab's pages now, so that no request pays for first touches.
-            attachment.slab.populate(0, attachment.slab.geometry.num_slots, write=False)
+            if attachment.slab_id == protocol.POPULATED_SLAB:
+                # Map its pages now, so that no request pays for first touches.
+                attachment.slab.populate(0, attachment.slab.geometry.num_slots, write=False)
             while not self._stop.is_set() and not attachment.client.wait_closed(RETRY_S):
                 pass
             if self.current is attachment:

@@ -61,6 +61,11 @@ class OpenSlab(msgspec.Struct, tag=True, frozen=True):
     block_tokens: int
 
 
+# The slab whose pages the store has in memory from the start. All share the capacity, so that the
+# pages of others come as their slots are used, and nobody may touch them before.
+POPULATED_SLAB = 0
+
+
 class SlabOpened(msgspec.Struct, tag=True, frozen=True):
     """The slab's number; descriptors, the slab's and its catalog's, come as ancillary data."""
 

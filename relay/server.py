@@ -82,7 +82,7 @@ class StoreServer:
         self._calls_lock = threading.Lock()
         self._closing = False
         self._clients: dict[socket.socket, int | None] = {}
-        self._populated: set[int] = set()
+        self._populated = False
         self._demoter = None if core.encoded is None else demotion.Demoter(self)
         self._thread = threading.Thread(target=self._run, name="kvrelay-store", daemon=True)
         self._thread.start()
@@ -267,13 +267,10 @@ class StoreServer:
         return None
 
     def _populate(self, slab_id: int) -> None:
-        """Touch a new slab's pages in the background, as far as the capacity goes."""
-        if slab_id in self._populated:
+        """Touch the pages of `protocol.POPULATED_SLAB` in the background, once."""
+        if slab_id != protocol.POPULATED_SLAB or self._populated:
             return
-        first = not self._populated
-        self._populated.add(slab_id)
-        if not first:
-            return  # further slabs share the capacity: their pages come as they are used
+        self._populated = True
         slab = self._core.slab(slab_id)
         step = max(1, _POPULATE_STEP_BYTES // slab.geometry.stride_bytes)
 

@@ -15,17 +15,23 @@ import ctypes
 import logging
 import mmap
 import os
+import select
 import socket
 import sys
+import threading
+import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
+from kvrelay.relay.memory import map_present
 from kvrelay.relay.transports.base import Offer, Span, Transfer, TransferError
 from kvrelay.relay.transports.nixl import NixlTransport, Ticket
 from kvrelay.relay.transports.ucx import UNKNOWN
 
 _BUSY_WAIT_S = 0.0002
 _IDLE_WAIT_S = 1.0
+# NIXL does not say whether a call has moved bytes. One that took longer has: more are waiting.
+_MOVED_S = 15e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +131,11 @@ class Mover:
         self._connection.send(Started(None))
         while True:
             busy = bool(self._offers or self._reads)
-            moved = busy and self._move()
+            began_s = time.perf_counter()
+            moved = busy and (self._move() or time.perf_counter() - began_s > _MOVED_S)
             wait_s = 0.0 if moved else _BUSY_WAIT_S if busy else _IDLE_WAIT_S
-            if self._connection.poll(wait_s):
+            # Not `Connection.poll`, which waits for whole milliseconds.
+            if select.select([self._connection], [], [], wait_s)[0]:
                 self._obey(self._connection.recv())
             elif not busy:
                 self._transport.progress()
@@ -163,6 +171,7 @@ class Mover:
             self._connection.send(Registered(0, ticket, str(error)))
         else:
             self._mappings.append(mapping)
+            threading.Thread(target=map_present, args=region, daemon=True).start()
             ticket = self._transport.offer([]).ticket
             self._connection.send(Registered(region.address, ticket))
         finally:
