@@ -54,11 +54,11 @@ def test_the_guard_refuses_all_of_it(trials: list[Trial]) -> None:
 def test_without_it_the_same_bytes_ruin_the_answers(trials: list[Trial]) -> None:
     forced = [t for t in trials if not t.is_guarded]
     correct = [t for t in forced if t.content is Content.CORRECT]
-    assert all(t.logprob_drift is not None and t.logprob_drift < 0.01 for t in correct)
+    assert all(t.logprob_drift < 0.01 for t in correct)
     for trial in forced:
         if trial.content in WRONG:
             assert (trial.injected_tokens, trial.reason) == (4 * BLOCK, "relayed")
-            assert trial.logprob_drift is None or trial.logprob_drift > 0.01, trial
+            assert trial.logprob_drift > 0.01, trial
         elif trial.content is Content.OFFERED:
             assert (trial.injected_tokens, trial.reason) == (0, "no_source")
 

@@ -100,7 +100,7 @@ class Trial:
         injected_tokens: what the engine took over, by vLLM's own count.
         reason: of relay.
         agreement: share of the greedy tokens that are recompute's.
-        logprob_drift: see `quality`; None if no place has a token that both list.
+        logprob_drift: a lower bound, see `quality`.
         is_right: whether the known answer came; None if none is known.
         recompute_is_right: the same of recompute.
     """
@@ -112,7 +112,7 @@ class Trial:
     injected_tokens: int
     reason: str
     agreement: float
-    logprob_drift: float | None
+    logprob_drift: float
     is_right: bool | None
     recompute_is_right: bool | None
 

@@ -103,10 +103,15 @@ def _quality(analysis: Analysis) -> Section:
         "Relayed KV must answer as recomputed KV does. That no difference was found would prove "
         "nothing; that any difference is smaller than the margin does."
     )
+    drift = (
+        "Logprob drift is a lower bound. An answer comes with the likeliest tokens of each place; "
+        "one that only the other answer lists is at most as likely as the last of them, and counts "
+        "with the least difference which that leaves. Equivalence in it is that of the bound."
+    )
     return Section(
         "quality",
         "Quality",
-        (said,),
+        (said, drift),
         figures=_known([charts.quality(analysis)]),
         tables=(
             tables.quality_table(analysis),

@@ -80,3 +80,11 @@ def test_intervals_keep_their_brackets_and_links_cannot_be_made_of_them() -> Non
     assert markdown.escape("TTFT −83 % [−85, −81]") == "TTFT −83 % [−85, −81]"
     assert markdown.escape("[1](http)") == "[1\\](http)"
     assert markdown.escape("[2]: http") == "[2\\]: http"
+
+
+def test_a_drift_is_said_to_be_a_lower_bound() -> None:
+    row = {"measure": "logprob_drift", "arm": "relay", "stratum": None, "difference": 0.01,
+           "low90": 0.0, "high90": 0.02, "margin": 0.05, "equivalent": True, "n": 16}  # fmt: skip
+    text = markdown.render({"quality": [row]})
+    assert "| logprob drift (lower bound) | relay |" in text
+    assert "Logprob drift is a lower bound." in text
