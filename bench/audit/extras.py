@@ -65,7 +65,7 @@ def _keys(plan: Plan) -> list[Row]:
 def _controls(plan: Plan) -> list[Row]:
     from transformers import AutoTokenizer
 
-    from kvrelay.bench.audit.controls import controls, controls_rows
+    from kvrelay.bench.audit.controls import controls_rows, trials
     from kvrelay.bench.audit.controls.controls_examples import stated_numbers
 
     assert plan.controls is not None
@@ -80,8 +80,7 @@ def _controls(plan: Plan) -> list[Row]:
 
     count, tokens = plan.controls.examples, plan.controls.tokens
     examples = stated_numbers(encode, decode, count, tokens, plan.seed)
-    trials = count * 2 * len(controls.Content)
-    with progress_bar("controls", float(trials)) as advance:
-        return list(
-            controls_rows.rows(controls.measure(model, examples, plan.seed, advance=advance))
-        )
+    num_trials = count * 2 * len(trials.Content)
+    with progress_bar("controls", float(num_trials)) as advance:
+        found = trials.measure(model, examples, plan.seed, advance=advance)
+        return list(controls_rows.rows(found))

@@ -131,6 +131,6 @@ def report(folder: Path) -> list[Path]:
     Raises:
         BenchError: it is not.
     """
-    from kvrelay.bench.audit.report import report as reports
+    from kvrelay.bench.audit.report import writing
 
-    return list(reports.write(folder))
+    return list(writing.write(folder))

@@ -9,10 +9,9 @@ import pytest
 from harness import BLOCK, text_tokens
 from transformers import AutoTokenizer
 
-from kvrelay.bench.audit.controls import controls
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Example, Trial
 from kvrelay.bench.audit.controls.controls_examples import stated_numbers
 from kvrelay.bench.audit.controls.controls_rows import rows
+from kvrelay.bench.audit.controls.trials import WRONG, Content, Example, Trial, measure
 from kvrelay.cluster.model import ensure_model
 
 pytestmark = pytest.mark.engine
@@ -29,7 +28,7 @@ def trials(model: Path) -> list[Trial]:
         for n in range(EXAMPLES)
     ]
     advanced: list[float] = []
-    found = controls.measure(model, examples, 1, "float32", advanced.append)
+    found = measure(model, examples, 1, "float32", advanced.append)
     assert len(found) == sum(advanced) == EXAMPLES * 2 * len(Content)
     assert psutil.Process().children() == before, "the isolated engine has ended"
     return found
@@ -75,6 +74,6 @@ def test_a_question_that_needs_the_context_is_answered_with_the_right_one_alone(
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     examples = stated_numbers(encode, tokenizer.decode, QUESTIONS, 8 * BLOCK, 1)
-    found = rows(controls.measure(model, examples, 1))
+    found = rows(measure(model, examples, 1))
     assert [row for row in found if not row["passed"]] == []
     assert any("right answers" in row["name"] for row in found)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Trial
+from kvrelay.bench.audit.controls.trials import WRONG, Content, Trial
 from kvrelay.bench.errors import BenchError
 
 # Correct KV may cost that much agreement: it is computed in other pieces than a whole prompt, and
@@ -23,7 +23,7 @@ def rows(trials: Sequence[Trial]) -> list[Row]:
     """One row per control: `name`, `expected` and `seen` in words, and whether it `passed`.
 
     Args:
-        trials: as `controls.measure` returns them.
+        trials: as `trials.measure` returns them.
 
     Raises:
         BenchError: trials of some kind are missing.

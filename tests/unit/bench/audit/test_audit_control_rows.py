@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Trial
 from kvrelay.bench.audit.controls.controls_rows import rows, sign_test
+from kvrelay.bench.audit.controls.trials import WRONG, Content, Trial
 from kvrelay.bench.errors import BenchError
 
 TOKENS = 64
