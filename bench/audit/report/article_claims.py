@@ -18,7 +18,14 @@ from kvrelay.bench.audit.report.article_rules import (
     transfers,
 )
 from kvrelay.bench.audit.report.names import clean, link_words
-from kvrelay.bench.audit.report.numbers import NOT_MEASURED, percent, seconds, tokens, unsigned
+from kvrelay.bench.audit.report.numbers import (
+    NOT_MEASURED,
+    between,
+    percent,
+    seconds,
+    tokens,
+    unsigned,
+)
 from kvrelay.bench.audit.report.reading import (
     SAME_NODE,
     Analysis,
@@ -160,7 +167,7 @@ def _long(analysis: Analysis) -> Judgement:
     here = sorted(
         (value for length, value in points if length == longest), key=lambda each: each.estimate
     )
-    ours = f"{_change(here[0])} to {_change(here[-1])} at {tokens(longest)}"
+    ours = f"{between(_change(here[0]), _change(here[-1]))} at {tokens(longest)}"
     if longest < _LONG_TOKENS:
         why = f"the longest prompts here have {tokens(longest)}, not 128K"
         return Judgement(ours, "not_testable", why)
