@@ -19,6 +19,7 @@ from kvrelay.bench.audit.report.article_rules import (
 )
 from kvrelay.bench.audit.report.names import clean, link_words
 from kvrelay.bench.audit.report.numbers import NOT_MEASURED, percent, seconds, tokens, unsigned
+from kvrelay.bench.audit.report.other_engines import relayed_words
 from kvrelay.bench.audit.report.reading import (
     SAME_NODE,
     Analysis,
@@ -137,6 +138,10 @@ def _foreign(outcome: str, claimed: Range) -> Judge:
         if found:
             return by_range(claimed, found, percent)
         why = "KV of another architecture is refused before it is moved, and no arm injects it"
+        tried = [r for r in rows(analysis, "heterogeneity") if r.get("kind") == "architecture"]
+        if tried:
+            ours = f"tokens relayed: {relayed_words(tried[0])}"
+            return Judgement(ours, "not_testable", why)
         known = [row for row in rows(analysis, "controls") if isinstance(row.get("passed"), bool)]
         if not known:
             return Judgement(NOT_MEASURED, "not_testable", why)
