@@ -126,7 +126,7 @@ def _less_similar_transfers_longer(analysis: Analysis) -> Judgement:
 
 
 def _foreign(outcome: str, claimed: Range) -> Judge:
-    """Relay of another architecture's KV, where rows carry the factor `heterogeneity`."""
+    """Relay of another architecture's KV: rows of that factor, or what such an engine took over."""
 
     def judge(analysis: Analysis) -> Judgement:
         chosen = effects(analysis, heterogeneity="architecture", outcome=outcome)
