@@ -26,6 +26,7 @@ from pydantic import (
 from kvrelay.bench.audit.analysis.data import MIN_PER_ARM
 from kvrelay.bench.audit.analysis.schema import OUTCOMES
 from kvrelay.bench.audit.arms import ARMS, CONTROL, TREATED
+from kvrelay.bench.audit.controls.kinds import Kind
 from kvrelay.bench.audit.strata import FACTORS, Stratum
 from kvrelay.bench.hit import longest_tokens
 from kvrelay.bench.testbed.link import parse_link
@@ -275,6 +276,20 @@ class Controls(_Strict):
     tokens: int = Field(default=512, ge=128, le=1536, multiple_of=128)
 
 
+class Heterogeneity(_Strict):
+    """Engines that differ from engine A in one thing each, beside it on a store of their own.
+
+    Attributes:
+        examples: each is asked of every engine, with relay and without.
+        tokens: of each context.
+        kinds: in what they differ.
+    """
+
+    examples: int = Field(default=12, ge=MIN_PER_ARM)
+    tokens: int = Field(default=512, ge=128, le=1536, multiple_of=128)
+    kinds: Annotated[tuple[Kind, ...], Distinct] = Field(default=tuple(Kind), min_length=1)
+
+
 class Plan(_Strict):
     """A whole audit.
 
@@ -307,6 +322,7 @@ class Plan(_Strict):
     randomised: list[RandomisedPlan] = []
     staggered: list[StaggeredPlan] = []
     controls: Controls | None = None
+    heterogeneity: Heterogeneity | None = None
     busy: Busy = Busy()
     power: Power = Power()
     exclusions: tuple[Literal["failed", "warm_up", "not_quiet"], ...] = ("failed", "warm_up")
@@ -348,7 +364,9 @@ class Plan(_Strict):
 
     def canonical(self) -> str:
         """The content as YAML in one form: all keys, in order, defaults included."""
-        content = self.model_dump(mode="json")
+        # What is not asked for is no content: plans older than the key keep their hash.
+        absent = {"heterogeneity"} if self.heterogeneity is None else None
+        content = self.model_dump(mode="json", exclude=absent)
         return yaml.safe_dump(content, sort_keys=True, allow_unicode=True, width=88)
 
     @property

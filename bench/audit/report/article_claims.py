@@ -26,6 +26,7 @@ from kvrelay.bench.audit.report.numbers import (
     tokens,
     unsigned,
 )
+from kvrelay.bench.audit.report.other_engines import relayed_words
 from kvrelay.bench.audit.report.reading import (
     SAME_NODE,
     Analysis,
@@ -132,7 +133,7 @@ def _less_similar_transfers_longer(analysis: Analysis) -> Judgement:
 
 
 def _foreign(outcome: str, claimed: Range) -> Judge:
-    """Relay of another architecture's KV, where rows carry the factor `heterogeneity`."""
+    """Relay of another architecture's KV: rows of that factor, or what such an engine took over."""
 
     def judge(analysis: Analysis) -> Judgement:
         chosen = effects(analysis, heterogeneity="architecture", outcome=outcome)
@@ -144,6 +145,10 @@ def _foreign(outcome: str, claimed: Range) -> Judge:
         if found:
             return by_range(claimed, found, percent)
         why = "KV of another architecture is refused before it is moved, and no arm injects it"
+        tried = [r for r in rows(analysis, "heterogeneity") if r.get("kind") == "architecture"]
+        if tried:
+            ours = f"tokens relayed: {relayed_words(tried[0])}"
+            return Judgement(ours, "not_testable", why)
         known = [row for row in rows(analysis, "controls") if isinstance(row.get("passed"), bool)]
         if not known:
             return Judgement(NOT_MEASURED, "not_testable", why)

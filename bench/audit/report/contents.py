@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvrelay.bench.audit.report import article, charts, charts_length, charts_map, tables
+from kvrelay.bench.audit.report import (
+    article,
+    charts,
+    charts_length,
+    charts_map,
+    other_engines,
+    tables,
+)
 from kvrelay.bench.audit.report.blocks import Cell, Figure, Section
 from kvrelay.bench.audit.report.names import clean, sentence
 from kvrelay.bench.audit.report.numbers import NOT_MEASURED
@@ -33,6 +40,7 @@ def sections(analysis: Analysis) -> list[Section]:
         _break_even(analysis),
         _others(analysis),
         _quality(analysis),
+        _other_engines(analysis),
         _article(analysis),
         _checks(analysis),
         _estimates(analysis),
@@ -118,6 +126,16 @@ def _quality(analysis: Analysis) -> Section:
             tables.controls_table(analysis),
             tables.keys_table(analysis),
         ),
+    )
+
+
+def _other_engines(analysis: Analysis) -> Section:
+    return Section(
+        "other-engines",
+        "Engines that differ",
+        (other_engines.SAID,),
+        notes=other_engines.notes(analysis),
+        tables=(other_engines.other_engines_table(analysis),),
     )
 
 

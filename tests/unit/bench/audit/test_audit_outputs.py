@@ -69,6 +69,15 @@ def test_a_run_becomes_data_analysis_and_report(done: Path) -> None:
     assert (done / "report.html").exists() and (done / "report.md").exists()
 
 
+def test_what_is_told_beside_the_rows_is_in_the_report(done: Path) -> None:
+    offered = {"kind": "weights", "matching_tokens": 6144, "relayed_tokens": 0, "passed": True}
+    (done / "heterogeneity.json").write_text(json.dumps({"plan_sha256": "", "rows": [offered]}))
+    outputs.analyze(outputs.source_of(done, None, None), {})
+    assert analysis(done)["heterogeneity"] == [offered]
+    outputs.report(done)
+    assert "0 of 6,144 that match" in (done / "report.md").read_text()
+
+
 def test_the_same_rows_give_the_same_bytes(done: Path) -> None:
     seen = set()
     for _ in ("rows.jsonl", "data.parquet"):

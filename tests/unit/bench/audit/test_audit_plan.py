@@ -10,6 +10,7 @@ import yaml
 from fake_audit import content
 
 from kvrelay.bench.audit.arms import ARMS
+from kvrelay.bench.audit.controls.kinds import Kind
 from kvrelay.bench.audit.plan import Power, load_plan
 from kvrelay.bench.audit.power import pairs_needed, sessions_needed, sizes
 from kvrelay.bench.audit.strata import Stratum
@@ -66,6 +67,12 @@ def factors(**changes: Any) -> dict[str, Any]:
             {"saturation": [{"link": "1gbit", "blocks_per_share": 1, "shares": [2]}]},
             "saturation[0]",
         ),
+        ({"heterogeneity": {"kind": ["same"]}}, "heterogeneity.kind: unknown key; did you"),
+        ({"heterogeneity": {"kinds": ["size"]}}, "heterogeneity.kinds[0]: input should be 'same"),
+        ({"heterogeneity": {"kinds": []}}, "heterogeneity.kinds: "),
+        ({"heterogeneity": {"kinds": ["same"] * 2}}, "heterogeneity.kinds: an entry stands twice"),
+        ({"heterogeneity": {"examples": 3}}, "heterogeneity.examples: "),
+        ({"heterogeneity": {"tokens": 500}}, "heterogeneity.tokens: input should be a multiple of"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
@@ -108,6 +115,17 @@ def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "canonical.yaml").sha256 == plan.sha256
 
 
+def test_engines_that_differ_are_in_the_hash_where_they_are_asked_for(tmp_path: Path) -> None:
+    plan = load_plan(content())
+    assert "heterogeneity" not in plan.canonical()
+    more = load_plan(content(heterogeneity={}))
+    assert more.heterogeneity is not None
+    assert more.heterogeneity.kinds == tuple(Kind)
+    assert more.sha256 != plan.sha256
+    (tmp_path / "canonical.yaml").write_text(more.canonical())
+    assert load_plan(tmp_path / "canonical.yaml").sha256 == more.sha256
+
+
 def test_the_judged_plan() -> None:
     plan = load_plan(PLANS / "full.yaml")
     strata = plan.all_strata()
@@ -133,6 +151,8 @@ def test_the_judged_plan() -> None:
         ("1gbit", True, 5),
     ]
     assert plan.saturation[0].shares == (0, 0.25, 0.5, 0.75, 1)
+    assert plan.heterogeneity is not None
+    assert set(plan.heterogeneity.kinds) == set(Kind)
 
 
 def test_the_smoke_plan_is_small() -> None:

@@ -211,6 +211,11 @@ def test_another_architecture_is_judged_where_it_was_tried() -> None:
     tried = effect(0.15, outcome="ttft_s", heterogeneity="architecture")
     assert verdict({"effects": [tried]}, start) == "confirmed"
     assert verdict({"effects": [effect(0.15, outcome="ttft_s")]}, start) == "not_testable"
+    offered = {"kind": "architecture", "matching_tokens": 6144, "relayed_tokens": 0}
+    [row] = [r for r in judge({"heterogeneity": [offered]}) if r["claim"].startswith(start)]
+    assert (row["ours"], row["verdict"]) == (
+        "tokens relayed: 0 of 6,144 that match", "not_testable"
+    )  # fmt: skip
 
 
 def test_lossy_codecs_are_not_testable_by_lossless_ones() -> None:
