@@ -186,8 +186,10 @@ class Bench:
             self.client.answer(B, prompt, mode=Mode.RELAY, salt=salt)
             self.here.store.wait(since, blocks_saved(len(prompt), tokens))
 
-    def check_path(self, cell: Cell, record: Mapping[str, Any], received: int) -> None:
-        """Fail if a relay did not go where its cell says.
+    def check_path(
+        self, cell: Cell, record: Mapping[str, Any], received: int, there: bool = False
+    ) -> None:
+        """Fail if a relay did not go where its cell says, to B's node or `there`.
 
         Raises:
             WrongPath: with what was found.
@@ -195,7 +197,7 @@ class Bench:
         if cell.link == SAME_NODE:
             check_path(SAME_NODE, None, record, received)
         else:
-            self.wire.check(parse_link(cell.link), record, received)
+            self.wire.check(parse_link(cell.link), record, received, there)
 
     def source(self, cell: Cell) -> tuple[Place, str]:
         """Where the prefix is computed, and by whom."""
@@ -206,9 +208,9 @@ class Bench:
         self._num_salts += 1
         return f"{self.name}-{self._num_salts}"
 
-    def received_bytes(self) -> int:
-        """What has come in at B's node so far."""
-        return self.wire.received_bytes() or 0
+    def received_bytes(self, there: bool = False) -> int:
+        """What has come in at B's node so far, or at the other one."""
+        return self.wire.received_bytes(there) or 0
 
     def _ask(
         self,
