@@ -390,7 +390,7 @@ def _cell(stratum: Stratum) -> Cell:
 
 
 def _is_of_own_node(seen: Seen, cell: Cell, record: Mapping[str, Any]) -> bool:
-    """Whether a later turn of a session found in its node's store what an earlier one left there."""
+    """Whether a later turn of a session found in its node's store what an earlier one left."""
     return seen.asked_before and cell.link != SAME_NODE and record["load_path"] != "nodes"
 
 

@@ -111,7 +111,7 @@ def kv_blocks(seen: Seen) -> int:
 
 
 def kept_blocks(prompts: Mapping[str, Sequence[Sequence[int]]]) -> int:
-    """Blocks of KV that engines keep of these prompts, by engine; what two begin with counts once."""
+    """Blocks of KV that engines keep of prompts, by engine; what two begin with counts once."""
     total = 0
     for of_engine in prompts.values():
         kept: dict[tuple[int, tuple[int, ...]], int] = {}

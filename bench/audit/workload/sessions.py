@@ -13,8 +13,8 @@ Where agents exchange text only, one that would go on from what another has read
 one has written: its own past, then the answers since, then what is new. The document is A's: B gets
 A's first answer instead.
 
-The state of a session knows no clock and no client: `prompt` says what to ask, `answered` takes what
-came. All that a session draws is drawn before (material.py); answers alone depend on the arm.
+The state of a session knows no clock and no client: `prompt` says what to ask, `answered` takes
+what came. All that a session draws is drawn before (material.py); answers alone depend on the arm.
 """
 
 from __future__ import annotations
