@@ -144,8 +144,9 @@ class Measurement:
         cell = _cell(unit.stratum)
         if self.bench.be_at(cell.link) and cell.link != SAME_NODE and "policy" in self._arms():
             self._take_way(ARMS[CONTROL], cell.link)
-            self.bench.settle(cell)
-            self.discarded += 2 * len(SETTLING)
+            for back in (False, True) if self.plan.goes_back() else (False,):
+                self.bench.settle(cell, back)
+                self.discarded += 2 * len(SETTLING)
         if unit.design == SESSIONS:
             return rows_of(unit, self._session(unit))
         texts = {ask.text for block in unit.blocks for ask in block}

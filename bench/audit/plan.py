@@ -356,6 +356,15 @@ class Plan(_Strict):
         found = {stratum.tokens for arm in self.arms for stratum in self.strata_of(arm)}
         return tuple(sorted(found | {stream.tokens for stream in self.streams()}))
 
+    def goes_back(self) -> bool:
+        """Whether some turn of a session has KV relayed from B to A."""
+        return any(
+            SESSIONS in arm.designs
+            and arm.turns > HAND_OVER
+            and arm.session_shape is not Shape.FAN_OUT
+            for arm in self.arms
+        )
+
     def canonical(self) -> str:
         """The content as YAML in one form: all keys, in order, defaults included."""
         content = self.model_dump(mode="json")

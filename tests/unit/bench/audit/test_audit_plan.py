@@ -218,3 +218,13 @@ def test_strata_of_an_arm_in_several_entries_are_one_family() -> None:
     parts = sizes(load_plan(content(arms=apart, strata=factors(**both))))
     assert {part.needed_holm for part in parts} == {whole.needed_holm}
     assert [(part.strata, part.turns) for part in parts] == [(1, 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "turns", "back"),
+    [("pipeline", 3, True), ("pipeline", 2, False), ("fan_out", 5, False), ("shared_document", 3, True)],
+)
+def test_some_sessions_relay_back_to_a(shape: str, turns: int, back: bool) -> None:
+    arm = {**SESSIONS, "session_shape": shape, "turns": turns}
+    assert load_plan(content(arms=[arm])).goes_back() == back
+    assert not load_plan(content()).goes_back()  # no sessions at all

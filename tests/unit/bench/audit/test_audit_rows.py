@@ -325,7 +325,7 @@ def test_relay_work_of_a_session_begins_after_its_first_turn(cluster: Cluster) -
 def test_blocks_that_prompts_begin_with_are_kept_once() -> None:
     long = tuple(range(300))
     assert kept_blocks({"a": [long]}) == 3
-    assert kept_blocks({"a": [long, long + (7,)], "b": [long]}) == 4 + 3
+    assert kept_blocks({"a": [long, (*long, 7)], "b": [long]}) == 4 + 3
     assert kept_blocks({"a": [long, (9, *long[1:])]}) == 6
 
 
