@@ -234,6 +234,13 @@ def test_of_a_part_the_neighbour_has_the_first_half() -> None:
     assert kinds == {("a-near", 512): 2, ("a", 1024): 2, ("b", 2048): 3, ("a", 2048): 1}
 
 
+def test_a_link_is_settled_the_other_way_too() -> None:
+    machine = Machine()
+    bench_on(machine).settle(Cell(0.5, 512, "1gbit"), back=True)
+    asked = [(agent, mode) for agent, _, mode, _ in machine.asked]
+    assert asked == [("b", "recompute"), ("a", "relay")] * len(policies.SETTLING)
+
+
 def test_a_block_in_which_something_was_cached_ends_the_run() -> None:
     machine = Machine()
     bench = bench_on(machine)

@@ -222,7 +222,12 @@ def test_strata_of_an_arm_in_several_entries_are_one_family() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "turns", "back"),
-    [("pipeline", 3, True), ("pipeline", 2, False), ("fan_out", 5, False), ("shared_document", 3, True)],
+    [
+        ("pipeline", 3, True),
+        ("pipeline", 2, False),
+        ("fan_out", 5, False),
+        ("shared_document", 3, True),
+    ],
 )
 def test_some_sessions_relay_back_to_a(shape: str, turns: int, back: bool) -> None:
     arm = {**SESSIONS, "session_shape": shape, "turns": turns}
