@@ -99,7 +99,7 @@ def opened(
 
 
 def _warm_up(measurement: Measurement) -> None:
-    """Every engine computes, saves, loads and hits over every link, as often as planned."""
+    """Every engine computes, saves, loads and hits over every link and way, as often as planned."""
     plan, bench = measurement.plan, measurement.bench
     rng, links, lengths = rng_of(plan.seed, "warm up"), plan.links(), plan.lengths()
     bench.warm_up([Cell(0.5, tokens, link) for tokens in lengths for link in links], rng)
@@ -108,3 +108,8 @@ def _warm_up(measurement: Measurement) -> None:
         for _ in range(_REQUESTS_PER_PAIR, plan.warm_up_requests, _REQUESTS_PER_PAIR):
             bench.pair(Cell(0.5, policies.WARM_UP_TOKENS, link), rng)
             measurement.discarded += _REQUESTS_PER_PAIR
+    if plan.goes_back():
+        for link in (link for link in links if link != SAME_NODE):
+            bench.be_at(link)
+            bench.settle(Cell(0.5, policies.WARM_UP_TOKENS, link), back=True)
+            measurement.discarded += 2 * len(policies.SETTLING)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from kvrelay.bench.audit.design import rng_of
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, Session, Shape, Turn, steps
 from kvrelay.bench.audit.workload.similarity import Level, PromptPair, measure, pair, whole_text
-from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task
+from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task, make_tasks
 from kvrelay.bench.audit.workload.text import Language, Library
 from kvrelay.cluster.embedding import PACKAGED, Encoder, load_encoder, unavailable
 from kvrelay.cluster.errors import ConfigError
@@ -50,16 +51,9 @@ class Prompts:
         """What only B reads."""
         return self.second[self.shared_tokens :]
 
-    def second_after(self, message: Sequence[int], text_only: bool) -> tuple[int, ...]:
-        """B's prompt in a session in which A has written a message.
-
-        Args:
-            message: token ids.
-            text_only: B gets the message instead of what A has read.
-        """
-        if text_only:
-            return (*message, *self.own)
-        return (*self.first, *message, *self.own) if self.extends else self.second
+    def second_after(self, message: Sequence[int]) -> tuple[int, ...]:
+        """B's prompt where it gets what A has written, in token ids, instead of what A has read."""
+        return (*message, *self.own)
 
 
 class Material:
@@ -109,6 +103,51 @@ class Material:
         return Prompts(
             made.first, made.second, made.shared_tokens, alike.jaccard, alike.cosine, task
         )
+
+    def session(
+        self, stratum: Stratum, text: int, prompts: Prompts, shape: Shape, turns: int
+    ) -> Session:
+        """The session of one seed that begins with its pair of prompts.
+
+        Every turn after the second has as much new text as B's own in the pair, and where that
+        ends with a question of known answer, another question of the same context.
+
+        Raises:
+            BenchError: there is too little text.
+        """
+        own = len(prompts.own)
+        tasks = self._tasks(stratum, text, prompts)
+        planned = steps(shape, turns)
+        found = [Turn(planned[0].agent)]
+        for number, step in enumerate(planned[1:], HAND_OVER):
+            # Prompts that do not go on from A's have the document alone in common.
+            extends = step.extends if prompts.extends else None
+            task = tasks[(number - HAND_OVER) % len(tasks)] if tasks else None
+            new = prompts.own
+            if number > HAND_OVER:
+                question = task.question if task is not None else ()
+                new = (*self._more(stratum, text, number, own - len(question)), *question)
+            found.append(Turn(step.agent, extends, new, task))
+        document = prompts.second[: prompts.shared_tokens]
+        return Session(prompts.first, document, tuple(found))
+
+    def _tasks(self, stratum: Stratum, text: int, prompts: Prompts) -> tuple[Task, ...]:
+        """Questions of the pair's context for which there is room, its own first."""
+        if prompts.task is None:
+            return ()
+        language = Language(stratum.language)
+        shared = prompts.shared_tokens
+        made = make_tasks(self._library, language, shared, Regime.NEED, seed=text)
+        return tuple(task for task in made if len(task.question) <= len(prompts.own))
+
+    def _more(self, stratum: Stratum, text: int, number: int, count: int) -> tuple[int, ...]:
+        """So many tokens of text for a turn; their beginning tells it from other turns."""
+        language = Language(stratum.language)
+        begin = self._library.encode(f"\n\n{number}. ")
+        seed = rng_of(text, "turn", number).getrandbits(48)
+        paragraphs = self._library.paragraphs(language, count, seed)
+        rest = (token for each in paragraphs for token in self._library.tokens(each))
+        return (*begin, *rest)[:count]
 
     def _task(self, made: PromptPair, level: Level, language: Language, text: int) -> Task | None:
         """A question whose answer A has read: where B goes on with that, and there is room."""

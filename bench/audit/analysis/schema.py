@@ -61,11 +61,11 @@ MORE_IS_BETTER = frozenset({"tokens_per_s", "agreement", "bleu", "rouge_l", "cor
 SIGNED = frozenset({"cosine", "logprob_drift"})
 
 _TEXT = (
-    *("session", "request", "design", "pair", "unit", "arm"),
+    *("session", "request", "design", "pair", "unit", "arm", "session_shape"),
     *("link", "load", "similarity", "language", "heterogeneity", "decided", "reason"),
 )
 _NUMBER = (
-    *("time_s", "block", "saturation", "propensity", "tokens"),
+    *("time_s", "block", "saturation", "propensity", "tokens", "turn"),
     *COVARIATES,
     *LABELS,
     *OUTCOMES,

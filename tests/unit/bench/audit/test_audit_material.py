@@ -14,6 +14,7 @@ import pytest
 from kvrelay.bench.audit import material as material_module
 from kvrelay.bench.audit.material import FRACTIONS, Material, encoder_of
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, Shape
 from kvrelay.bench.audit.workload.text import Library
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.policies.similarity import Floats
@@ -56,7 +57,7 @@ def test_who_goes_on_is_asked_what_the_other_has_read(material: Material) -> Non
     )
     right = {made.task.options[made.task.answer]: -0.1}
     assert made.task.is_correct(right)
-    assert made.second_after((7,), True)[-len(made.task.question) :] == made.task.question
+    assert made.second_after((7,))[-len(made.task.question) :] == made.task.question
     for similarity, tokens in (("low", 512), ("medium", 512), ("high", 160)):
         stratum = Stratum("same-node", tokens, "idle", similarity, "en")
         assert material.pair(stratum, 3).task is None
@@ -123,3 +124,32 @@ def test_a_model_that_is_named_has_to_be_there(
     encoder, reason = encoder_of(None)
     assert encoder is None and reason is not None
     assert "'missing' cannot be loaded" in reason and "pip install 'kvrelay[embed]'" in reason
+
+
+def test_turns_ask_other_questions_of_the_same_context(material: Material) -> None:
+    stratum = Stratum("same-node", 1024, "idle", "high", "en")
+    made = material.pair(stratum, 3)
+    session = material.session(stratum, 3, made, Shape.FAN_OUT, 6)
+    assert session.opening == session.document == made.first
+    _, second, *later = session.turns
+    assert (second.own, second.task) == (made.own, made.task)
+    assert {len(turn.own) for turn in later} == {len(made.own)}
+    assert len({turn.own for turn in session.turns}) == 6
+    questions = [turn.task.question for turn in (second, *later) if turn.task is not None]
+    assert len(questions) == 5 and len(set(questions)) == 4  # as many as there are keys
+    for turn in later:
+        assert turn.task is not None and turn.task.context == made.first
+        assert turn.own[-len(turn.task.question) :] == turn.task.question
+    assert session == material.session(stratum, 3, made, Shape.FAN_OUT, 6)
+
+
+def test_prompts_that_do_not_go_on_share_the_document_alone(material: Material) -> None:
+    stratum = Stratum("same-node", 512, "idle", "medium", "zh")
+    made = material.pair(stratum, 4)
+    for shape, turns in ((Shape.SHARED_DOCUMENT, 4), (Shape.PIPELINE, HAND_OVER)):
+        session = material.session(stratum, 4, made, shape, turns)
+        assert session.opening == made.first
+        assert session.document == made.first[: made.shared_tokens]
+        assert session.document + session.turns[1].own == made.second
+        assert {turn.extends for turn in session.turns} == {None}
+        assert {turn.task for turn in session.turns} == {None}
