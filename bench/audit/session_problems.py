@@ -52,7 +52,12 @@ def _problem(plan: Plan, arm: ArmPlan, stratum: Stratum) -> str | None:
         )
     own_tokens = round(stratum.tokens * own_share(stratum.similarity))
     longest = longest_prompt(
-        shape, turns, stratum.tokens, own_tokens, plan.message_tokens, plan.output_tokens
+        shape,
+        turns,
+        tokens=stratum.tokens,
+        own_tokens=own_tokens,
+        first_tokens=plan.message_tokens,
+        answer_tokens=plan.output_tokens,
     )
     if longest > MAX_MODEL_TOKENS:
         return (

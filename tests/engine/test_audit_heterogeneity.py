@@ -1,4 +1,4 @@
-"""Engines beside engine A, on real engines: the same model takes its KV, another block size none."""
+"""Real engines beside engine A: the same model takes its KV, another block size none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from harness import BLOCK, text_tokens
 
 from kvrelay.bench.audit.controls import heterogeneity
-from kvrelay.bench.audit.controls.trials import Example
 from kvrelay.bench.audit.controls.heterogeneity_rows import rows
 from kvrelay.bench.audit.controls.kinds import Kind
+from kvrelay.bench.audit.controls.trials import Example
 
 pytestmark = pytest.mark.engine
 EXAMPLES = 4

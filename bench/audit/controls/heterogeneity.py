@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kvrelay.bench.audit.controls.kinds import Kind
+from kvrelay.bench.audit.controls.other_engines import OTHER_BLOCK_TOKENS, prepared
 from kvrelay.bench.audit.controls.trials import (
     ANSWER_TOKENS,
     STORE_BYTES,
@@ -34,8 +36,6 @@ from kvrelay.bench.audit.controls.trials import (
     check_nothing_left,
     isolated_engine,
 )
-from kvrelay.bench.audit.controls.kinds import Kind
-from kvrelay.bench.audit.controls.other_engines import OTHER_BLOCK_TOKENS, prepared
 from kvrelay.bench.driven import DrivenEngine
 from kvrelay.bench.errors import BenchError
 from kvrelay.relay.server import StoreServer
@@ -90,6 +90,7 @@ def measure(
     examples: Sequence[Example],
     kinds: Sequence[Kind],
     folder: Path,
+    *,
     dtype: str = "bfloat16",
     advance: Callable[[float], None] = lambda _: None,
 ) -> list[Pairing]:

@@ -11,10 +11,10 @@ import pytest
 import xxhash
 
 from kvrelay.bench.audit.controls import heterogeneity, trials
-from kvrelay.bench.audit.controls.trials import Block, Example
 from kvrelay.bench.audit.controls.heterogeneity import _Beside, held_tokens, trial
 from kvrelay.bench.audit.controls.kinds import Kind
 from kvrelay.bench.audit.controls.other_engines import OTHER_BLOCK_TOKENS
+from kvrelay.bench.audit.controls.trials import Block, Example
 from kvrelay.bench.driven import BLOCK_TOKENS
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.relay.keys import pack_tokens

@@ -110,7 +110,7 @@ def test_without_the_extra_there_is_a_reason_and_no_cosine(monkeypatch: pytest.M
     encoder, reason = encoder_of(None)
     assert encoder is None
     assert reason == "sentence-transformers is not installed; pip install 'kvrelay[embed]'"
-    with pytest.raises(ConfigError, match="relay.embedding_model: sentence-transformers is not"):
+    with pytest.raises(ConfigError, match=r"relay\.embedding_model: sentence-transformers is not"):
         encoder_of("minilm")
 
 
