@@ -59,7 +59,7 @@ def replayed_keys(plan: Plan, material: Material) -> list[Row]:
 
 
 def _keys(plan: Plan) -> list[Row]:
-    return replayed_keys(plan, Material.load(ensure_model(plan.model), None))
+    return replayed_keys(plan, Material.load(ensure_model(plan.model)))
 
 
 def _controls(plan: Plan) -> list[Row]:

@@ -11,7 +11,8 @@ from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.audit.workload.similarity import Level, PromptPair, measure, pair, whole_text
 from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task
 from kvrelay.bench.audit.workload.text import Language, Library
-from kvrelay.cluster.embedding import Encoder, load_encoder
+from kvrelay.cluster.embedding import PACKAGED, Encoder, load_encoder, unavailable
+from kvrelay.cluster.errors import ConfigError
 
 # Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends.
 # Levels overlap, so that similarity can be told apart from what is shared.
@@ -74,11 +75,11 @@ class Material:
         self._library, self._decode, self._encoder = library, decode, encoder
 
     @classmethod
-    def load(cls, model: str | Path, embedding_model: str | None) -> Material:
+    def load(cls, model: str | Path, encoder: Encoder | None = None) -> Material:
         """The project's texts in the tokens of a model: its folder or Hugging Face id.
 
         Raises:
-            BenchError, ConfigError: texts or the embedding model are not there.
+            BenchError: the texts are not there.
         """
         from transformers import AutoTokenizer
 
@@ -87,7 +88,6 @@ class Material:
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
-        encoder = None if embedding_model is None else whole_text(load_encoder(embedding_model))
         return cls(Library(encode), lambda tokens: str(tokenizer.decode(list(tokens))), encoder)
 
     def pair(self, stratum: Stratum, text: int) -> Prompts:
@@ -116,6 +116,25 @@ class Material:
             return None
         task = make_task(self._library, language, made.shared_tokens, Regime.NEED, seed=text)
         return task if len(task.question) <= len(made.second) - made.shared_tokens else None
+
+
+def encoder_of(embedding_model: str | None) -> tuple[Encoder | None, str | None]:
+    """What makes vectors of whole texts, for the cosine of prompts; else why there is none.
+
+    A model that the plan names has to be there. If it names none, the packaged one is taken where
+    the extra `embed` is installed: the cosine is a label of rows, and no reason to fail.
+
+    Raises:
+        ConfigError: the model that is named cannot be loaded.
+    """
+    if embedding_model is not None:
+        return whole_text(load_encoder(embedding_model)), None
+    if reason := unavailable():
+        return None, reason
+    try:
+        return whole_text(load_encoder(PACKAGED)), None
+    except ConfigError as error:  # the library has come with something else than the extra
+        return None, f"{error.message}; pip install 'kvrelay[embed]'"
 
 
 def fraction(stratum: Stratum, text: int) -> float:

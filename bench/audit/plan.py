@@ -290,7 +290,8 @@ class Plan(_Strict):
         message_tokens: what A writes for B in a session.
         output_tokens: what B writes in answer to each measured request.
         model: `demo`, a folder or a Hugging Face id.
-        embedding_model: measures the cosine of prompts, see `relay.embedding_model`.
+        embedding_model: measures the cosine of prompts, see `relay.embedding_model`; None takes
+            `minilm` where the extra `embed` is installed, and measures none elsewhere.
     """
 
     question: str = Field(min_length=1)

@@ -38,11 +38,12 @@ COVARIATES = (
     "prompt_tokens",
     "shared_prefix_fraction",
     "jaccard",
-    "cosine",
     "predicted_recompute_s",
     "predicted_relay_s",
     "in_flight",
 )
+# Measured where an embedding model is installed: no estimate may depend on whether one is.
+LABELS = ("cosine",)
 SECONDS = (
     "ttft_s",
     "e2e_s",
@@ -66,6 +67,7 @@ _TEXT = (
 _NUMBER = (
     *("time_s", "block", "saturation", "propensity", "tokens"),
     *COVARIATES,
+    *LABELS,
     *OUTCOMES,
 )
 _FLAG = ("completed", "failed", "warm_up", "not_quiet")

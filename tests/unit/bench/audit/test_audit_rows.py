@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -186,6 +186,21 @@ def test_a_pair_within_a_node(cluster: Cluster) -> None:
     assert relay["kv_bytes"] == 7 * 1000  # 3 blocks of 1,000 bytes at A, 4 at B
     assert relay["tokens_per_s"] > 0
     assert not relay["failed"] and not relay["not_quiet"]
+
+
+def test_the_cosine_is_a_label_and_decides_nothing(cluster: Cluster) -> None:
+    class Labelled(Cluster):
+        def pair(self, stratum: Stratum, text: int) -> Prompts:
+            return replace(PROMPTS, cosine=0.25)
+
+    labelled, asked = Labelled(), unit("paired", NEAR, "recompute", "relay")
+    plain = measurement(cluster).measure(asked)
+    found = measurement(labelled).measure(asked)
+    assert [row["cosine"] for row in plain] == [None, None]
+    assert [row["cosine"] for row in found] == [0.25, 0.25]
+    assert labelled.told == cluster.told and len(asks(labelled)) == 4
+    for name in ("arm", "decided", "reason", "completed", "relayed_tokens", "propensity"):
+        assert [row[name] for row in found] == [row[name] for row in plain]
 
 
 def test_over_a_link_b_has_to_hear_of_it(cluster: Cluster) -> None:
