@@ -66,11 +66,11 @@ def test_a_token_that_one_list_lacks_has_the_drift_that_is_certain() -> None:
 
 @pytest.mark.parametrize("sharpness", [0.01, 1.0, 5.0])
 def test_the_drift_is_never_above_the_true_one(sharpness: float) -> None:
-    """Of whole distributions, of which the lists are the tops; they may have nothing in common."""
+    """Of whole distributions, of which the lists are the tops; half of them share no token."""
     rng = random.Random(7)
     for _ in range(50):
-        whole = [normalised([sharpness * rng.gauss(0, 1) for _ in range(60)]) for _ in range(2)]
-        tops = [sorted(range(60), key=each.__getitem__)[-20:] for each in whole]
+        whole = [normalised([sharpness * rng.gauss(0, 1) for _ in range(600)]) for _ in range(2)]
+        tops = [sorted(range(600), key=each.__getitem__)[-20:] for each in whole]
         ours, theirs = (
             Output((top[-1],), ({token: each[token] for token in top},))
             for each, top in zip(whole, tops, strict=True)
