@@ -1,4 +1,4 @@
-"""Engines beside engine A, on real engines: the same model takes its KV, another block size none."""
+"""Engines beside engine A, on real ones: the same model takes its KV, another block size none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_kv_crosses_where_nothing_differs(model: Path, tmp_path: Path) -> None:
     ]
     advanced: list[float] = []
     kinds, folder = (Kind.SAME, Kind.BLOCK_SIZE), tmp_path / "made"
-    found = heterogeneity.measure(model, examples, kinds, folder, "float32", advanced.append)
+    found = heterogeneity.measure(
+        model, examples, kinds, folder, dtype="float32", advance=advanced.append
+    )
     assert psutil.Process().children() == before, "the engines have ended"
     assert len(kinds) * EXAMPLES == sum(advanced)
     same, other = found

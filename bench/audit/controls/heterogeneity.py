@@ -90,6 +90,7 @@ def measure(
     examples: Sequence[Example],
     kinds: Sequence[Kind],
     folder: Path,
+    *,
     dtype: str = "bfloat16",
     advance: Callable[[float], None] = lambda _: None,
 ) -> list[Pairing]:
