@@ -52,9 +52,11 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
     if len(others) < len(found):
         shown.append("An engine of the same model took over all KV that matches.")
     if others:
+        highs = [each.high for row in others if (each := estimate(part(row, "ttft_ratio")))]
+        most = f" (TTFT at most {unsigned(max(highs), 2)} times as long)" if highs else ""
         shown.append(
             f"Engines that differ ({len(others)}) took over nothing, answered as they do by "
-            "themselves to the last bit, and were not shown to be slower for having looked."
+            f"themselves to the last bit, and were not shown to be slower for having looked{most}."
         )
     return (" ".join(shown), _READING)
 

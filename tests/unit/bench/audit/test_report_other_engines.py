@@ -44,6 +44,7 @@ def test_the_sentence_says_what_was_seen() -> None:
     shown, _ = notes(WHOLE)
     assert shown.startswith("An engine of the same model took over all KV that matches. Engines ")
     assert "(2) took over nothing" in shown
+    assert shown.endswith("for having looked (TTFT at most 1.05 times as long).")
     alone = {"heterogeneity": WHOLE["heterogeneity"][:1]}
     assert notes(alone)[0] == "An engine of the same model took over all KV that matches."
     assert notes({"heterogeneity": WHOLE["heterogeneity"][1:]})[0].startswith("Engines that differ")
