@@ -104,7 +104,13 @@ def steps(shape: Shape, turns: int) -> tuple[Step, ...]:
 
 
 def longest_prompt(
-    shape: Shape, turns: int, tokens: int, own_tokens: int, first_tokens: int, answer_tokens: int
+    shape: Shape,
+    turns: int,
+    tokens: int,
+    *,
+    own_tokens: int,
+    first_tokens: int,
+    answer_tokens: int,
 ) -> int:
     """Tokens of a session's longest prompt with its answer.
 

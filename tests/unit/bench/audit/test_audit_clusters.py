@@ -23,9 +23,7 @@ SETTINGS = Settings(primary=("ttft_s",), secondary=("session_s",))
 DRAWS = 200
 
 
-def world(
-    seed: int, effect_s: float = EFFECT_S, own_s: float = 0.3
-) -> tuple[Floats, Bools, Ints]:
+def world(seed: int, effect_s: float = EFFECT_S, own_s: float = 0.3) -> tuple[Floats, Bools, Ints]:
     """TTFT, whether the session relays, and the session of each turn."""
     rng = np.random.default_rng(seed)
     session = np.repeat(np.arange(SESSIONS), TURNS)
