@@ -50,12 +50,11 @@ def _problem(plan: Plan, arm: ArmPlan, stratum: Stratum) -> str | None:
             f"session_shape: in a {shape} prompts go on from A's, which is similarity high, not "
             f"{stratum.name}; give {Shape.SHARED_DOCUMENT}, or {HAND_OVER} turns"
         )
-    own_tokens = round(stratum.tokens * own_share(stratum.similarity))
     longest = longest_prompt(
         shape,
         turns,
-        tokens=stratum.tokens,
-        own_tokens=own_tokens,
+        stratum.tokens,
+        own_tokens=round(stratum.tokens * own_share(stratum.similarity)),
         first_tokens=plan.message_tokens,
         answer_tokens=plan.output_tokens,
     )

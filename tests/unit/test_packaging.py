@@ -29,7 +29,7 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }
 # Come with vllm (extras `cpu` and `gpu`), or are used by the tests' fakes and optional paths only.
-WITH_VLLM = {"torch", "transformers", "vllm", "huggingface_hub", "safetensors"}
+WITH_VLLM = {"torch", "transformers", "vllm", "huggingface_hub"}
 WITH_RAY = {"starlette", "aiohttp", "uvicorn"}
 
 

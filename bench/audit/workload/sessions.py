@@ -106,8 +106,8 @@ def steps(shape: Shape, turns: int) -> tuple[Step, ...]:
 def longest_prompt(
     shape: Shape,
     turns: int,
-    *,
     tokens: int,
+    *,
     own_tokens: int,
     first_tokens: int,
     answer_tokens: int,

@@ -40,7 +40,7 @@ class Cluster:
     Attributes:
         told: what was asked of it, in order.
         relayed: tokens of a relay; `load_path`, where they come from.
-        deaf_at: so many have been told when nobody answers; `ends`: those whose paths were checked.
+        deaf_at: so many have been told when nobody answers; `read_there`: of each path checked.
         wrong: tokens that every engine has besides.
     """
 
@@ -50,7 +50,7 @@ class Cluster:
     deaf: bool = False
     deaf_at: int = -1
     load_path: str = "nodes"
-    ends: list[bool] = field(default_factory=list)
+    read_there: list[bool] = field(default_factory=list)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     salts: int = 0
     alone_s: dict[int, float] = field(default_factory=lambda: {512: 0.01})
@@ -118,7 +118,7 @@ class Cluster:
 
     def check_path(self, cell: Any, record: Any, received: int, there: bool = False) -> None:
         self.told.append("path")
-        self.ends.append(there)
+        self.read_there.append(there)
 
     def committed(self) -> int:
         return 0
@@ -273,7 +273,7 @@ def test_a_pipeline_goes_back_and_forth_under_one_salt(cluster: Cluster) -> None
         ("b", 588 + 4 + 64, "relay", "s1", 4),
         "path",
     ]
-    assert cluster.ends == [False, True, False]  # bytes are counted at the end that reads
+    assert cluster.read_there == [False, True, False]  # bytes are counted at the end that reads
     assert [row["turn"] for row in rows] == [2, 3, 4]
     assert [row["place"] for row in rows] == [0, 1, 2]
     assert {row["session_shape"] for row in rows} == {"pipeline"}

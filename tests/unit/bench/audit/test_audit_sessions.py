@@ -113,10 +113,8 @@ def test_two_turns_are_one_hand_over() -> None:
 def test_the_longest_prompt_is_known_before(shape: Shape, turns: int) -> None:
     asked, _ = prompts(shape, turns)
     longest = max(map(len, asked[1:])) + len(answer(turns))
-    assert (
-        longest_prompt(shape, turns, tokens=120, own_tokens=20, first_tokens=8, answer_tokens=4)
-        == longest
-    )
+    known = longest_prompt(shape, turns, 120, own_tokens=20, first_tokens=8, answer_tokens=4)
+    assert known == longest
 
 
 def test_turns_are_asked_in_order() -> None:
