@@ -17,7 +17,7 @@ from kvrelay.cluster.errors import ConfigError
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Runs a plan with what `encoder_of` finds; the state, and the encoders that the bed was given."""
+    """Runs a plan with what `encoder_of` finds; the state, and the encoders that the bed got."""
     plan, out, given = tmp_path / "plan.yaml", tmp_path / "out", []
 
     def opened(plan: Any, encoder: Any, name: str, now_s: Callable[[], float]) -> Any:
