@@ -28,6 +28,7 @@ class Driver:
         self.engine = self.llm.llm_engine
         self.outputs: dict[str, Any] = {}
         self.begun_s: dict[str, float] = {}
+        self.first_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
         self.serial = 0
         # Without vLLM's own warm-up (enforce_eager) the AMX attention kernel ends the process
@@ -80,6 +81,8 @@ class Driver:
         for _ in range(steps):
             for output in self.engine.step():
                 self.outputs[output.request_id] = output
+                if output.outputs[0].token_ids:
+                    self.first_s.setdefault(output.request_id, time.perf_counter())
                 if output.finished:
                     self.ended_s[output.request_id] = time.perf_counter()
                     finished.append(output.request_id)
@@ -119,6 +122,7 @@ class Driver:
             "record": params.get("kvrelay"),
             "reason": completion.finish_reason,
             "seconds": self.ended_s[request_id] - self.begun_s[request_id],
+            "ttft_s": self.first_s[request_id] - self.begun_s[request_id],
         }
 
     def generate(self, prompts: list[list[int]], **options: Any) -> list[dict[str, Any]]:

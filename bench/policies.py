@@ -173,21 +173,33 @@ class Bench:
             raise Miscount(f"agent '{agent}' had {answer.cached_tokens} tokens of a new prompt")
         place.store.wait(since, blocks_saved(len(prompt)))
 
-    def settle(self, cell: Cell) -> None:
+    def settle(self, cell: Cell, back: bool = False) -> None:
         """Some relays over this link, for the policy to learn what it is now; nothing is kept.
+
+        Args:
+            cell: its link.
+            back: from B to A instead.
 
         Raises:
             BenchError: an agent failed, or blocks were not saved or not heard of.
         """
+        source, agent = self.source(cell)
+        place, reader = (source, agent) if back else (self.here, B)
         for tokens in SETTLING:
             prompt, salt = self.prompts.some(tokens + 1), self.salt()
-            self.prime(cell, [(prompt[:tokens], salt)])
-            since = self.here.store.committed()
-            self.client.answer(B, prompt, mode=Mode.RELAY, salt=salt)
-            self.here.store.wait(since, blocks_saved(len(prompt), tokens))
+            if back:
+                self.compute(self.here, B, prompt[:tokens], salt)
+                source.wait_known(self.here)
+            else:
+                self.prime(cell, [(prompt[:tokens], salt)])
+            since = place.store.committed()
+            self.client.answer(reader, prompt, mode=Mode.RELAY, salt=salt)
+            place.store.wait(since, blocks_saved(len(prompt), tokens))
 
-    def check_path(self, cell: Cell, record: Mapping[str, Any], received: int) -> None:
-        """Fail if a relay did not go where its cell says.
+    def check_path(
+        self, cell: Cell, record: Mapping[str, Any], received: int, there: bool = False
+    ) -> None:
+        """Fail if a relay did not go where its cell says, to B's node or `there`.
 
         Raises:
             WrongPath: with what was found.
@@ -195,7 +207,7 @@ class Bench:
         if cell.link == SAME_NODE:
             check_path(SAME_NODE, None, record, received)
         else:
-            self.wire.check(parse_link(cell.link), record, received)
+            self.wire.check(parse_link(cell.link), record, received, there)
 
     def source(self, cell: Cell) -> tuple[Place, str]:
         """Where the prefix is computed, and by whom."""
@@ -206,9 +218,9 @@ class Bench:
         self._num_salts += 1
         return f"{self.name}-{self._num_salts}"
 
-    def received_bytes(self) -> int:
-        """What has come in at B's node so far."""
-        return self.wire.received_bytes() or 0
+    def received_bytes(self, there: bool = False) -> int:
+        """What has come in at B's node so far, or at the other one."""
+        return self.wire.received_bytes(there) or 0
 
     def _ask(
         self,

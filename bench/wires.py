@@ -47,8 +47,8 @@ class Wire(ABC):
             BenchError: the stream broke off.
         """
 
-    def received_bytes(self) -> int | None:
-        """What has come in at B's node so far; None where nobody counts."""
+    def received_bytes(self, there: bool = False) -> int | None:
+        """What has come in at B's node so far, or `there`; None where nobody counts."""
         return None
 
     def bridge_cpu_s(self) -> float | None:
@@ -56,13 +56,20 @@ class Wire(ABC):
         return None
 
     @abstractmethod
-    def check(self, link: Link, record: Mapping[str, Any], received_bytes: int | None) -> str:
+    def check(
+        self,
+        link: Link,
+        record: Mapping[str, Any],
+        received_bytes: int | None,
+        there: bool = False,
+    ) -> str:
         """The path of a relay, after a check that it went over this link.
 
         Args:
             link: what the wire was.
             record: the relay's own.
-            received_bytes: what `received_bytes` has grown by meanwhile.
+            received_bytes: what `received_bytes` has grown by meanwhile, at the end that has read.
+            there: whether the other node has read, not B's.
 
         Raises:
             WrongPath: it did not, or nobody can tell.
@@ -84,14 +91,20 @@ class BedWire(Wire):
     def round_trips_s(self) -> Sequence[float]:
         return self._bed.round_trips_s()
 
-    def received_bytes(self) -> int:
-        return self._bed.counters()[0].rx_bytes
+    def received_bytes(self, there: bool = False) -> int:
+        return self._bed.counters()[there].rx_bytes
 
     def bridge_cpu_s(self) -> float | None:
         return self._bed.bridge_cpu_s()
 
-    def check(self, link: Link, record: Mapping[str, Any], received_bytes: int | None) -> str:
-        device = self._bed.network.first.device
+    def check(
+        self,
+        link: Link,
+        record: Mapping[str, Any],
+        received_bytes: int | None,
+        there: bool = False,
+    ) -> str:
+        device = self._bed.network.nodes[there].device
         check_path(link.name, device, record, received_bytes or 0)
         return str(record["path"]).removesuffix(f"/{device}")
 
@@ -114,7 +127,13 @@ class ClusterWire(Wire):
     def round_trips_s(self) -> Sequence[float]:
         return self._read(1, goodput.ROUND_TRIPS)
 
-    def check(self, link: Link, record: Mapping[str, Any], received_bytes: int | None) -> str:
+    def check(
+        self,
+        link: Link,
+        record: Mapping[str, Any],
+        received_bytes: int | None,
+        there: bool = False,
+    ) -> str:
         return check_attested(record)
 
     def _read(self, num_bytes: int, repeats: int) -> list[float]:

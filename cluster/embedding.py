@@ -16,17 +16,21 @@ PACKAGED = "minilm"
 Encoder = Callable[[str], Floats]
 
 
+def unavailable() -> str | None:
+    """Why no embedding model can be loaded here, with the remedy; None if one can."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return "sentence-transformers is not installed; pip install 'kvrelay[embed]'"
+    return None
+
+
 def check_embedding() -> None:
     """Fail where an embedding model is configured and nothing here could load it.
 
     Raises:
         ConfigError: with the remedy.
     """
-    if importlib.util.find_spec("sentence_transformers") is None:
-        raise ConfigError(
-            "relay.embedding_model: sentence-transformers is not installed; "
-            "pip install 'kvrelay[embed]', or leave embedding_model out"
-        )
+    if reason := unavailable():
+        raise ConfigError(f"relay.embedding_model: {reason}, or leave embedding_model out")
 
 
 def load_encoder(model: str) -> Encoder:

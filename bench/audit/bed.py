@@ -25,6 +25,7 @@ from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import err
 from kvrelay.cluster.config import DecisionsConfig, TelemetryConfig
+from kvrelay.cluster.embedding import Encoder
 from kvrelay.cluster.model import ensure_model
 from kvrelay.relay.memory import available_bytes
 
@@ -52,11 +53,14 @@ def check() -> None:
 
 
 @contextmanager
-def opened(plan: Plan, name: str, now_s: Callable[[], float]) -> Iterator[Measurement]:
+def opened(
+    plan: Plan, encoder: Encoder | None, name: str, now_s: Callable[[], float]
+) -> Iterator[Measurement]:
     """Start two nodes with their engines and warm them up; all is gone afterwards.
 
     Args:
         plan: what will be measured.
+        encoder: for the cosine of prompts, see `material.encoder_of`; None measures none.
         name: of this process's part of the run, for salts.
         now_s: seconds since the run's start.
 
@@ -67,7 +71,7 @@ def opened(plan: Plan, name: str, now_s: Callable[[], float]) -> Iterator[Measur
         source = ensure_model(plan.model, lambda line: err.print(line, highlight=False))
         with err.status("reading text"):
             prompts = PromptSource.load(source, plan.seed)
-            material = Material.load(source, plan.embedding_model)
+            material = Material.load(source, encoder)
         links = [parse_link(link) for link in plan.links() if link != SAME_NODE]
         bed = stack.enter_context(joined_bed(links))
         here, there = labels_of(bed)
@@ -95,7 +99,7 @@ def opened(plan: Plan, name: str, now_s: Callable[[], float]) -> Iterator[Measur
 
 
 def _warm_up(measurement: Measurement) -> None:
-    """Every engine computes, saves, loads and hits over every link, as often as planned."""
+    """Every engine computes, saves, loads and hits over every link and way, as often as planned."""
     plan, bench = measurement.plan, measurement.bench
     rng, links, lengths = rng_of(plan.seed, "warm up"), plan.links(), plan.lengths()
     bench.warm_up([Cell(0.5, tokens, link) for tokens in lengths for link in links], rng)
@@ -104,3 +108,8 @@ def _warm_up(measurement: Measurement) -> None:
         for _ in range(_REQUESTS_PER_PAIR, plan.warm_up_requests, _REQUESTS_PER_PAIR):
             bench.pair(Cell(0.5, policies.WARM_UP_TOKENS, link), rng)
             measurement.discarded += _REQUESTS_PER_PAIR
+    if plan.goes_back():
+        for link in (link for link in links if link != SAME_NODE):
+            bench.be_at(link)
+            bench.settle(Cell(0.5, policies.WARM_UP_TOKENS, link), back=True)
+            measurement.discarded += 2 * len(policies.SETTLING)

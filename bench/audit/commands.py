@@ -53,23 +53,29 @@ def run(
       kvrelay audit run --plan bench/plans/full.yaml --out full
     """
     from kvrelay.bench.audit import bed, extras, outputs
+    from kvrelay.bench.audit.material import encoder_of
     from kvrelay.bench.audit.plan import load_plan
     from kvrelay.bench.audit.run import run as run_plan
     from kvrelay.bench.audit.show import show_plan
     from kvrelay.bench.report import new_meta
+    from kvrelay.cluster.cli.console import err
     from kvrelay.cluster.lifecycle import signals_as_exit
 
     checked = load_plan(plan_file)
     bed.check()
     outputs.require()
     show_plan(checked)
-    meta = new_meta(checked.model, checked.seed, relay=bed.RELAY)
+    encoder, reason = encoder_of(checked.embedding_model)
+    not_measured = {} if reason is None else {"cosine": reason}
+    if reason is not None:
+        err.print(f"no cosine of prompts: {reason}", highlight=False, markup=False)
+    meta = new_meta(checked.model, checked.seed, relay=bed.RELAY, not_measured=not_measured)
     with signals_as_exit():
         run_plan(
             checked,
             out,
             meta,
-            lambda name, now_s: bed.opened(checked, name, now_s),
+            lambda name, now_s: bed.opened(checked, encoder, name, now_s),
         )
         extras.make(checked, out)
         _analyze(out, None, None, [])

@@ -5,7 +5,7 @@ has blocks, each of which begins when the machine is quiet and the caches hold w
 for all its requests; between blocks whatever was queued has drained, which is their wash-out.
 
     paired, aa    a block for each arm, of the same requests; in Latin squares (two arms: AB, BA)
-    sessions      one block of one session, whose arm was drawn in cycles of all arms
+    sessions      one block of one session, whose arm was drawn in cycles of all arms: for all turns
     switchback    one block, all of whose requests have one arm: a coin for each two blocks
     saturation, randomised    one block, of which a share is treated, at random places
     staggered     one block for both receivers, in turn
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, Shape
 
 T = TypeVar("T")
 
@@ -57,6 +58,7 @@ class Unit:
         saturation: share that is treated.
         utilisation: of B's engine, for the gaps.
         drain_times: how many times as long as its queues take to empty a block has to last.
+        shape, turns: of a session, A's first turn included.
     """
 
     design: str
@@ -68,11 +70,16 @@ class Unit:
     saturation: float | None = None
     utilisation: float = 1.0
     drain_times: float = 0.0
+    shape: Shape = Shape.PIPELINE
+    turns: int = HAND_OVER
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
         """The key names the content: a plan that changes a unit makes it another one."""
-        content = (self.design, self.stratum, self.blocks, self.pair, self.utilisation)
+        content: tuple[object, ...] = (self.design, self.stratum, self.blocks, self.pair)
+        content += (self.utilisation,)
+        if (self.shape, self.turns) != (Shape.PIPELINE, HAND_OVER):
+            content += (str(self.shape), self.turns)
         digest = hashlib.sha256(repr(content).encode()).hexdigest()[:6]
         name = f"{self.design}/{self.stratum.name}/{self.number}-{digest}"
         object.__setattr__(self, "key", name)
@@ -81,6 +88,11 @@ class Unit:
     def arms(self) -> tuple[str, ...]:
         """Of its requests, each once."""
         return tuple(dict.fromkeys(ask.arm for block in self.blocks for ask in block))
+
+    @property
+    def requests(self) -> int:
+        """Of B's, and of a session all that follow A's first turn: so many rows."""
+        return sum(len(block) for block in self.blocks) * (self.turns - 1)
 
 
 def rng_of(seed: int, *names: object) -> random.Random:

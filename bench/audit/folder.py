@@ -43,6 +43,7 @@ class State:
         seconds: spent on units.
         units: of the plan as it is now; left: of those, not measured.
         ended_by: what ended the last process before its end; None if nothing did.
+        not_measured: columns that a process could not fill, and why.
     """
 
     plans: list[str] = field(default_factory=list)
@@ -55,6 +56,7 @@ class State:
     units: int = 0
     left: int = 0
     ended_by: str | None = None
+    not_measured: dict[str, str] = field(default_factory=dict)
 
     @property
     def plan_changed(self) -> bool:
@@ -81,7 +83,7 @@ class RunFolder:
         Args:
             path: is made if it is not there.
             plan: what is measured from now on.
-            meta: with what: versions, machine.
+            meta: with what: versions, machine; `not_measured`, see `State`.
 
         Raises:
             ConfigError: it cannot be written, another process is at it, or it holds no rows of
@@ -105,6 +107,7 @@ class RunFolder:
         if self.state.plans[-1:] != [plan.sha256]:
             self._keep_plan(plan)
             self.state.plans.append(plan.sha256)
+        self.state.not_measured |= meta.get("not_measured", {})
         head = {"plan_sha256": plan.sha256, "started_unix_s": self.state.started_unix_s}
         self._append([{MARK: {**head, "meta": dict(meta)}}])
 
@@ -191,6 +194,7 @@ class RunFolder:
                 state.started_unix_s = mark["started_unix_s"]
             if state.plans[-1:] != [mark["plan_sha256"]]:
                 state.plans.append(mark["plan_sha256"])
+            state.not_measured |= mark.get("meta", {}).get("not_measured", {})
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from kvrelay.bench.audit.design import rng_of
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, Session, Shape, Turn, steps
 from kvrelay.bench.audit.workload.similarity import Level, PromptPair, measure, pair, whole_text
-from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task
+from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task, make_tasks
 from kvrelay.bench.audit.workload.text import Language, Library
-from kvrelay.cluster.embedding import Encoder, load_encoder
+from kvrelay.cluster.embedding import PACKAGED, Encoder, load_encoder, unavailable
+from kvrelay.cluster.errors import ConfigError
 
 # Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends.
 # Levels overlap, so that similarity can be told apart from what is shared.
@@ -49,16 +51,9 @@ class Prompts:
         """What only B reads."""
         return self.second[self.shared_tokens :]
 
-    def second_after(self, message: Sequence[int], text_only: bool) -> tuple[int, ...]:
-        """B's prompt in a session in which A has written a message.
-
-        Args:
-            message: token ids.
-            text_only: B gets the message instead of what A has read.
-        """
-        if text_only:
-            return (*message, *self.own)
-        return (*self.first, *message, *self.own) if self.extends else self.second
+    def second_after(self, message: Sequence[int]) -> tuple[int, ...]:
+        """B's prompt where it gets what A has written, in token ids, instead of what A has read."""
+        return (*message, *self.own)
 
 
 class Material:
@@ -74,11 +69,11 @@ class Material:
         self._library, self._decode, self._encoder = library, decode, encoder
 
     @classmethod
-    def load(cls, model: str | Path, embedding_model: str | None) -> Material:
+    def load(cls, model: str | Path, encoder: Encoder | None = None) -> Material:
         """The project's texts in the tokens of a model: its folder or Hugging Face id.
 
         Raises:
-            BenchError, ConfigError: texts or the embedding model are not there.
+            BenchError: the texts are not there.
         """
         from transformers import AutoTokenizer
 
@@ -87,7 +82,6 @@ class Material:
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
-        encoder = None if embedding_model is None else whole_text(load_encoder(embedding_model))
         return cls(Library(encode), lambda tokens: str(tokenizer.decode(list(tokens))), encoder)
 
     def pair(self, stratum: Stratum, text: int) -> Prompts:
@@ -110,12 +104,76 @@ class Material:
             made.first, made.second, made.shared_tokens, alike.jaccard, alike.cosine, task
         )
 
+    def session(
+        self, stratum: Stratum, text: int, prompts: Prompts, shape: Shape, turns: int
+    ) -> Session:
+        """The session of one seed that begins with its pair of prompts.
+
+        Every turn after the second has as much new text as B's own in the pair, and where that
+        ends with a question of known answer, another question of the same context.
+
+        Raises:
+            BenchError: there is too little text.
+        """
+        own = len(prompts.own)
+        tasks = self._tasks(stratum, text, prompts)
+        planned = steps(shape, turns)
+        found = [Turn(planned[0].agent)]
+        for number, step in enumerate(planned[1:], HAND_OVER):
+            # Prompts that do not go on from A's have the document alone in common.
+            extends = step.extends if prompts.extends else None
+            task = tasks[(number - HAND_OVER) % len(tasks)] if tasks else None
+            new = prompts.own
+            if number > HAND_OVER:
+                question = task.question if task is not None else ()
+                new = (*self._more(stratum, text, number, own - len(question)), *question)
+            found.append(Turn(step.agent, extends, new, task))
+        document = prompts.second[: prompts.shared_tokens]
+        return Session(prompts.first, document, tuple(found))
+
+    def _tasks(self, stratum: Stratum, text: int, prompts: Prompts) -> tuple[Task, ...]:
+        """Questions of the pair's context for which there is room, its own first."""
+        if prompts.task is None:
+            return ()
+        language = Language(stratum.language)
+        shared = prompts.shared_tokens
+        made = make_tasks(self._library, language, shared, Regime.NEED, seed=text)
+        return tuple(task for task in made if len(task.question) <= len(prompts.own))
+
+    def _more(self, stratum: Stratum, text: int, number: int, count: int) -> tuple[int, ...]:
+        """So many tokens of text for a turn; their beginning tells it from other turns."""
+        language = Language(stratum.language)
+        begin = self._library.encode(f"\n\n{number}. ")
+        seed = rng_of(text, "turn", number).getrandbits(48)
+        paragraphs = self._library.paragraphs(language, count, seed)
+        rest = (token for each in paragraphs for token in self._library.tokens(each))
+        return (*begin, *rest)[:count]
+
     def _task(self, made: PromptPair, level: Level, language: Language, text: int) -> Task | None:
         """A question whose answer A has read: where B goes on with that, and there is room."""
         if level is not Level.HIGH or made.shared_tokens < _LEAST_CONTEXT:
             return None
         task = make_task(self._library, language, made.shared_tokens, Regime.NEED, seed=text)
         return task if len(task.question) <= len(made.second) - made.shared_tokens else None
+
+
+def encoder_of(embedding_model: str | None) -> tuple[Encoder | None, str | None]:
+    """What makes vectors of whole texts, for the cosine of prompts; else why there is none.
+
+    A model that the plan names has to be there. If it names none, the packaged one is taken where
+    the extra `embed` is installed: the cosine is a label of rows, and no reason to fail.
+
+    Raises:
+        ConfigError: the model that is named cannot be loaded.
+    """
+    if embedding_model is not None:
+        return whole_text(load_encoder(embedding_model)), None
+    if reason := unavailable():
+        return None, reason
+    try:
+        return whole_text(load_encoder(PACKAGED)), None
+    except ConfigError as error:  # the library has come with something else than the extra
+        return None, f"{error.message}; pip install 'kvrelay[embed]'"
 
 
 def fraction(stratum: Stratum, text: int) -> float:

@@ -9,6 +9,10 @@ A block of a unit:
     B's turns     at their times, whatever has become of the others; each a stream (asking.py)
     records       when all is answered
 
+A session has one salt for all its turns. Each is a block of its own: it comes when the stores have
+all of the one before, and its node has heard of that; then an engine may have what it has computed
+in this session, and a relay may go from B's node to A's.
+
 Salts keep all requests apart, in caches and in stores. Whatever an arm is, an engine that has
 tokens which it cannot have by that arm makes the unit worth nothing, and it is not kept.
 """
@@ -18,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -31,8 +35,9 @@ from kvrelay.bench.audit.asking import AuditClient, Reply
 from kvrelay.bench.audit.design import Ask, Unit
 from kvrelay.bench.audit.material import Material, Prompts
 from kvrelay.bench.audit.plan import SESSIONS, Plan
-from kvrelay.bench.audit.rows import Around, Seen, rows_of
+from kvrelay.bench.audit.rows import Around, Seen, kept_blocks, rows_of
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, SessionState
 from kvrelay.bench.engines import BLOCK_TOKENS
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.bench.hit import blocks_saved
@@ -41,7 +46,7 @@ from kvrelay.bench.policies import SETTLING, WAY, Bench
 from kvrelay.bench.policies_rows import Cell
 from kvrelay.bench.quiet import Watched, cpu_s
 from kvrelay.bench.report import Row
-from kvrelay.bench.topology import NEAR, SAME_NODE, B
+from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B
 from kvrelay.cluster.cli.console import err
 from kvrelay.cluster.processes import marked_processes
 from kvrelay.policies.modes import Mode
@@ -88,7 +93,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One request of B's, ready to be sent."""
+    """One request, ready to be sent; see `Seen`."""
 
     ask: Ask
     prompts: Prompts
@@ -96,6 +101,9 @@ class _Turn:
     agent: str
     salt: str
     first_s: float
+    turn: int | None = None
+    asked_before: bool = False
+    kept_blocks: int | None = None
 
 
 @dataclass(slots=True)
@@ -136,8 +144,11 @@ class Measurement:
         cell = _cell(unit.stratum)
         if self.bench.be_at(cell.link) and cell.link != SAME_NODE and "policy" in self._arms():
             self._take_way(ARMS[CONTROL], cell.link)
-            self.bench.settle(cell)
-            self.discarded += 2 * len(SETTLING)
+            for back in (False, True) if self.plan.goes_back() else (False,):
+                self.bench.settle(cell, back)
+                self.discarded += 2 * len(SETTLING)
+        if unit.design == SESSIONS:
+            return rows_of(unit, self._session(unit))
         texts = {ask.text for block in unit.blocks for ask in block}
         prompts = {text: self.material.pair(unit.stratum, text) for text in texts}
         blocks = [self._block(unit, block, prompts) for block in unit.blocks]
@@ -159,38 +170,92 @@ class Measurement:
         self, unit: Unit, block: Sequence[Ask], prompts: dict[int, Prompts]
     ) -> tuple[list[Seen], Around]:
         cell = _cell(unit.stratum)
-        if unit.design == SESSIONS:  # A's turn is part of what is compared
-            self.bench.gate.wait()
         _wait_still((self.bench.here, self.bench.there))
-        turns = [self._first_turn(unit, ask, prompts[ask.text]) for ask in block]
+        turns = [self._first_turn(unit.stratum, ask, prompts[ask.text]) for ask in block]
         if cell.link != SAME_NODE and any(ARMS[ask.arm].asked is not Asked.POOL for ask in block):
             self.bench.here.wait_known(self.bench.there)
         self._take_way(ARMS[block[0].arm], cell.link)
         gap_s = self.bench.alone_s[cell.tokens] / unit.utilisation
         comes_s = list(accumulate(ask.gap * gap_s for ask in block))
-        received = self.bench.received_bytes()
+        return self._watched(turns, comes_s, cell)
+
+    def _session(self, unit: Unit) -> list[tuple[list[Seen], Around]]:
+        """All turns of a session but the first, each a block; one that fails is the last."""
+        ask, stratum, here = unit.blocks[0][0], unit.stratum, self.bench.here
+        arm, cell = ARMS[ask.arm], _cell(stratum)
+        prompts = self.material.pair(stratum, ask.text)
+        session = self.material.session(stratum, ask.text, prompts, unit.shape, unit.turns)
+        state = SessionState(session, arm.text_only)
+        self.bench.gate.wait()  # A's first turn is part of what is compared
+        _wait_still((here, self.bench.there))
+        salt = self.bench.salt()
+        place, owner = self._source(arm, ask, stratum)
+        reply = self._opened(place, owner, prompts.first, salt, self.plan.message_tokens)
+        # What relay costs from here on is of the turns that follow.
+        self._overhead.update(_known_overhead(owner, self.client.record_of(reply.answer)))
+        self._take_way(arm, cell.link)
+        state.answered(reply.tokens)
+        agents = (owner, B if arm.asked is Asked.RECEIVER else owner)
+        asked, found = {owner: [prompts.first]}, list[tuple[list[Seen], Around]]()
+        for number, turn in enumerate(session.turns[1:], HAND_OVER):
+            agent = agents[turn.agent]
+            at, other = (place, here) if agent == owner else (here, place)
+            if cell.link != SAME_NODE and arm.asked is not Asked.POOL:
+                at.wait_known(other)
+            known, prompt = agent in asked, state.prompt(number)
+            asked.setdefault(agent, []).append(prompt)
+            read = replace(
+                prompts,
+                second=state.planned(number),
+                shared_tokens=state.shared_tokens(number),
+                task=turn.task,
+            )
+            sent = _Turn(
+                ask, read, prompt, agent, salt, reply.e2e_s, number, known, kept_blocks(asked)
+            )
+            since = at.store.committed()
+            found.append(self._watched([sent], [0.0], cell))
+            (seen,) = found[-1][0]
+            if seen.answer is None:
+                break
+            state.answered(seen.answer.tokens)
+            if number < unit.turns:
+                at.store.wait(since, 1)
+                _wait_still((here, self.bench.there))
+        return found
+
+    def _watched(
+        self, turns: Sequence[_Turn], comes_s: Sequence[float], cell: Cell
+    ) -> tuple[list[Seen], Around]:
+        """Send all at their times, on a quiet machine, and look their records up."""
+        there = turns[0].agent == FAR
+        received = self.bench.received_bytes(there)
         (seen, drain_s, cpu), watched = self.bench.gate.watch(lambda: self._stream(turns, comes_s))
-        received = self.bench.received_bytes() - received
+        received = self.bench.received_bytes(there) - received
         self._count_failures(seen)
         seen = [self._with_record(each, cell, received) for each in seen]
         return seen, self._around(seen, watched, comes_s[-1], drain_s, cpu)
 
-    def _first_turn(self, unit: Unit, ask: Ask, prompts: Prompts) -> _Turn:
-        """A's turn; until its node's store has what it has computed."""
+    def _first_turn(self, stratum: Stratum, ask: Ask, prompts: Prompts) -> _Turn:
+        """A's turn, and the prompt that B is asked after it."""
         arm, salt = ARMS[ask.arm], self.bench.salt()
-        place, agent = self._source(arm, ask, unit.stratum)
-        count = self.plan.message_tokens if unit.design == SESSIONS else 1
+        place, agent = self._source(arm, ask, stratum)
+        reply = self._opened(place, agent, prompts.first, salt, 1)
+        prompt = prompts.second_after(reply.tokens) if arm.text_only else prompts.second
+        to = agent if arm.asked is not Asked.RECEIVER else (B, NEAR)[ask.receiver]
+        return _Turn(ask, prompts, prompt, to, salt, reply.e2e_s)
+
+    def _opened(
+        self, place: Place, agent: str, prompt: Sequence[int], salt: str, count: int
+    ) -> Reply:
+        """The answer of A's first turn; then its node's store has what it has computed."""
         since = place.store.committed()
-        reply = self.client.ask(agent, prompts.first, Mode.RECOMPUTE, salt, count)
+        reply = self.client.ask(agent, prompt, Mode.RECOMPUTE, salt, count)
         if reply.cached_tokens:
             raise Miscount(f"agent '{agent}' had {reply.cached_tokens} tokens of a new prompt")
         # Nothing is computed for the last token.
-        place.store.wait(since, blocks_saved(len(prompts.first) + count - 1))
-        prompt = prompts.second
-        if unit.design == SESSIONS or arm.text_only:
-            prompt = prompts.second_after(reply.tokens, arm.text_only)
-        to = agent if arm.asked is not Asked.RECEIVER else (B, NEAR)[ask.receiver]
-        return _Turn(ask, prompts, prompt, to, salt, reply.e2e_s)
+        place.store.wait(since, blocks_saved(len(prompt) + count - 1))
+        return reply
 
     def _source(self, arm: Arm, ask: Ask, stratum: Stratum) -> tuple[Place, str]:
         """Where A is, and its engine."""
@@ -246,6 +311,9 @@ class Measurement:
                 time.perf_counter() - sent_s,
                 {},
                 turn.agent,
+                turn.turn,
+                turn.asked_before,
+                turn.kept_blocks,
             )
 
         with ThreadPoolExecutor(len(turns)) as pool:
@@ -279,7 +347,7 @@ class Measurement:
         record = self.client.record_of(seen.answer.answer)
         arm, relayed = ARMS[seen.ask.arm], int(record["relayed_tokens"])
         own = 0
-        if arm.asked is not Asked.RECEIVER:
+        if arm.asked is not Asked.RECEIVER or seen.asked_before:
             own = int(record["local_tokens"])
         if seen.answer.cached_tokens != relayed + own or (relayed and not arm.relays):
             raise Miscount(
@@ -288,7 +356,8 @@ class Measurement:
                 f"{relayed} were relayed and {own} its own ({record['reason']})"
             )
         if relayed:
-            self.bench.check_path(cell, record, received)
+            if not _is_of_own_node(seen, cell, record):
+                self.bench.check_path(cell, record, received, seen.agent == FAR)
             blocks = -(-relayed // BLOCK_TOKENS)
             self.kv_block_bytes = float(record["num_bytes"]) / blocks
         return replace(seen, record=record)
@@ -319,6 +388,17 @@ class Measurement:
 def _cell(stratum: Stratum) -> Cell:
     """As the benchmarks' bed knows it; what is shared differs from pair to pair."""
     return Cell(0.5, stratum.tokens, stratum.link)
+
+
+def _is_of_own_node(seen: Seen, cell: Cell, record: Mapping[str, Any]) -> bool:
+    """Whether a later turn of a session found in its node's store what an earlier one left."""
+    return seen.asked_before and cell.link != SAME_NODE and record["load_path"] != "nodes"
+
+
+def _known_overhead(agent: str, record: Mapping[str, Any]) -> dict[str, float]:
+    """What an agent's connector has taken so far, if the record tells."""
+    so_far = _overhead_s(record)
+    return {} if so_far is None else {agent: so_far}
 
 
 def _overhead_s(record: Any) -> float | None:

@@ -27,6 +27,7 @@ class Source:
         run_plan_sha256: of the plan that they were taken by; empty if nobody tells.
         plan_changed: it was another one for some of them.
         discarded_requests: made to warm up, and not among the rows.
+        not_measured: columns that the run could not fill, and why.
         sections: of the analysis that are not made of rows.
     """
 
@@ -36,6 +37,7 @@ class Source:
     run_plan_sha256: str = ""
     plan_changed: bool = False
     discarded_requests: int = 0
+    not_measured: Mapping[str, str] = field(default_factory=dict)
     sections: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,6 +66,7 @@ def source_of(where: Path, plan: Path | None, out: Path | None) -> Source:
         str(state.get("plan_sha256", "")),
         bool(state.get("plan_changed", False)),
         int(state.get("discarded_requests", 0)),
+        dict(state.get("not_measured", {})),
         extras.sections(where),
     )
 
@@ -115,7 +118,8 @@ def analyze(source: Source, columns: Mapping[str, str]) -> Path:
     relayed = pairs.pairs_of(left.columns, "relay", settings.control, settings.primary[0])
     others: dict[str, Any] = {"break_even": break_even.break_even(relayed, settings.seed)}
     lists = {name: values.tolist() for name, values in left.columns.items()}
-    others |= described.described({**lists, "stratum": left.stratum().tolist()})
+    lists["stratum"] = left.stratum().tolist()
+    others |= described.described(lists, source.not_measured)
     others |= source.sections
     found = analysis.analyze(data, settings, others)
     excluded: dict[str, int] = found["meta"]["excluded"]
@@ -131,6 +135,6 @@ def report(folder: Path) -> list[Path]:
     Raises:
         BenchError: it is not.
     """
-    from kvrelay.bench.audit.report import report as reports
+    from kvrelay.bench.audit.report import writing
 
-    return list(reports.write(folder))
+    return list(writing.write(folder))

@@ -26,7 +26,10 @@ from pydantic import (
 from kvrelay.bench.audit.analysis.data import MIN_PER_ARM
 from kvrelay.bench.audit.analysis.schema import OUTCOMES
 from kvrelay.bench.audit.arms import ARMS, CONTROL, TREATED
+from kvrelay.bench.audit.controls.kinds import Kind
+from kvrelay.bench.audit.session_problems import session_problems
 from kvrelay.bench.audit.strata import FACTORS, Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, Shape
 from kvrelay.bench.hit import longest_tokens
 from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.topology import SAME_NODE
@@ -36,6 +39,7 @@ from kvrelay.cluster.errors import ConfigError
 ALL = "all"
 PAIRED, SESSIONS, AA = "paired", "sessions", "aa"
 SHORTEST_TOKENS = 128
+MOST_TURNS = 32
 
 
 def _check_link(value: str) -> str:
@@ -113,11 +117,14 @@ class Power(_Strict):
     Attributes:
         effect_relative: smallest difference that matters, over the control's mean.
         sd_relative: expected standard deviation of a difference within a pair, over the same.
+        turn_correlation: expected between two turns of a session: with 1 they tell no more than
+            one, with 0 as much as two sessions.
         alpha: of a two-sided test; power: to find that effect.
     """
 
     effect_relative: float = Field(default=0.1, gt=0)
     sd_relative: float = Field(default=0.15, gt=0)
+    turn_correlation: float = Field(default=0.5, ge=0, le=1)
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     power: float = Field(default=0.9, gt=0.5, lt=1)
 
@@ -164,6 +171,9 @@ class ArmPlan(_Strict):
         strata: names such as `same-node/512/idle/high/en`, or `all`.
         pairs: in each stratum, of `paired` and `aa`; `sessions`: the same of `sessions`. No fewer
             than an analysis needs of an arm.
+        session_shape: of the design `sessions`: who takes turns, and what prompts go on from
+            (sessions.py). All arms of a stratum have one.
+        turns: of a session, A's first one included; two are one hand-over.
     """
 
     name: ArmName
@@ -173,6 +183,8 @@ class ArmPlan(_Strict):
     strata: Annotated[tuple[str, ...], BeforeValidator(_names)] = (ALL,)
     pairs: int | None = Field(default=None, ge=MIN_PER_ARM)
     sessions: int | None = Field(default=None, ge=MIN_PER_ARM)
+    session_shape: Shape = Shape.PIPELINE
+    turns: int = Field(default=3, ge=HAND_OVER, le=MOST_TURNS)
 
 
 class StreamPlan(_Strict):
@@ -275,6 +287,20 @@ class Controls(_Strict):
     tokens: int = Field(default=512, ge=128, le=1536, multiple_of=128)
 
 
+class Heterogeneity(_Strict):
+    """Engines that differ from engine A in one thing each, beside it on a store of their own.
+
+    Attributes:
+        examples: each is asked of every engine, with relay and without.
+        tokens: of each context.
+        kinds: in what they differ.
+    """
+
+    examples: int = Field(default=12, ge=MIN_PER_ARM)
+    tokens: int = Field(default=512, ge=128, le=1536, multiple_of=128)
+    kinds: Annotated[tuple[Kind, ...], Distinct] = Field(default=tuple(Kind), min_length=1)
+
+
 class Plan(_Strict):
     """A whole audit.
 
@@ -286,11 +312,12 @@ class Plan(_Strict):
         strata, exclude_strata: see `Plan.all_strata`.
         exclusions: reasons for which a row is left out: flags of rows (data.py).
         warm_up_requests: that each link gets, at least, before anything counts.
-        quiet_wait_s: how long a quiet machine is waited for, at most, before each block.
-        message_tokens: what A writes for B in a session.
-        output_tokens: what B writes in answer to each measured request.
+        quiet_wait_s: how long a quiet machine is waited for, at most, before each block and turn.
+        message_tokens: what A writes in a session's first turn.
+        output_tokens: what is written in answer to each measured request.
         model: `demo`, a folder or a Hugging Face id.
-        embedding_model: measures the cosine of prompts, see `relay.embedding_model`.
+        embedding_model: measures the cosine of prompts, see `relay.embedding_model`; None takes
+            `minilm` where the extra `embed` is installed, and measures none elsewhere.
     """
 
     question: str = Field(min_length=1)
@@ -306,6 +333,7 @@ class Plan(_Strict):
     randomised: list[RandomisedPlan] = []
     staggered: list[StaggeredPlan] = []
     controls: Controls | None = None
+    heterogeneity: Heterogeneity | None = None
     busy: Busy = Busy()
     power: Power = Power()
     exclusions: tuple[Literal["failed", "warm_up", "not_quiet"], ...] = ("failed", "warm_up")
@@ -345,9 +373,20 @@ class Plan(_Strict):
         found = {stratum.tokens for arm in self.arms for stratum in self.strata_of(arm)}
         return tuple(sorted(found | {stream.tokens for stream in self.streams()}))
 
+    def goes_back(self) -> bool:
+        """Whether some turn of a session has KV relayed from B to A."""
+        return any(
+            SESSIONS in arm.designs
+            and arm.turns > HAND_OVER
+            and arm.session_shape is not Shape.FAN_OUT
+            for arm in self.arms
+        )
+
     def canonical(self) -> str:
         """The content as YAML in one form: all keys, in order, defaults included."""
-        content = self.model_dump(mode="json")
+        # What is not asked for is no content: plans older than the key keep their hash.
+        absent = {"heterogeneity"} if self.heterogeneity is None else None
+        content = self.model_dump(mode="json", exclude=absent)
         return yaml.safe_dump(content, sort_keys=True, allow_unicode=True, width=88)
 
     @property
@@ -407,6 +446,7 @@ def _problems(plan: Plan) -> Iterator[str]:
     if wrong:
         return
     yield from _comparison_problems(plan, controls)
+    yield from session_problems(plan)
 
 
 def _comparison_problems(plan: Plan, controls: Mapping[str, set[str]]) -> Iterator[str]:

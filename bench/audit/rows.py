@@ -2,8 +2,9 @@
 
 Beside the columns of the schema a row has these, as further factors:
 
+    turn, session_shape   its number in its session, A's first being 1; the session's shape
     not_quiet             the machine was not: why a row is left out, if the plan excludes that
-    place                 of its block in the unit: what came before it there
+    place                 of its block in the unit: what came before it there; a turn is one
     cached_tokens         prompt tokens that the engine did not compute, by vLLM's own count
     wire_bytes            moved between nodes
     decode_tokens_per_s   rate of the answer's tokens after the first
@@ -30,17 +31,20 @@ from kvrelay.bench.report import Row
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request of B's.
+    """One request of B's, or of either agent's in a session.
 
     Attributes:
         ask: what was planned; `prompts`, what it came to.
-        prompt_tokens: of B's prompt as it was sent.
+        prompt_tokens: of its prompt as it was sent.
         time_s: when it came, since the run's start.
         in_flight: how many others were being answered then.
         first_s: how long A's turn had taken.
         answer: None if there was none; then `failed_s` is after how long.
         record: of relay; empty without an answer.
         agent: whose engine was asked.
+        turn: its number in its session; None where there is none.
+        asked_before: whether its engine has been asked in this session.
+        kept_blocks: of KV that engines keep of its session so far; None to tell it by `kv_blocks`.
     """
 
     ask: Ask
@@ -53,6 +57,9 @@ class Seen:
     failed_s: float
     record: Mapping[str, Any]
     agent: str
+    turn: int | None = None
+    asked_before: bool = False
+    kept_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +83,64 @@ class Around:
 
 
 def rows_of(unit: Unit, blocks: Sequence[tuple[Sequence[Seen], Around]]) -> list[Row]:
-    """All rows of a unit."""
+    """All rows of a unit; of a session, each turn is a block."""
     found: list[tuple[Seen, Row]] = []
+    is_session = unit.design == "sessions"
     for place, (requests, around) in enumerate(blocks):
-        tokens_per_s = _throughput(requests, around)
+        tokens_per_s = _throughput(blocks if is_session else [(requests, around)])
         for number, seen in enumerate(requests):
             row = _row(unit, place, number, seen, around)
-            found.append((seen, {**row, "tokens_per_s": tokens_per_s}))
+            row["tokens_per_s"] = tokens_per_s
+            if is_session:
+                row["session_s"] = _session_s(unit, blocks)
+                row["turn"], row["session_shape"] = seen.turn, str(unit.shape)
+            found.append((seen, row))
     if unit.design in ("paired", "aa"):
         _compare(found)
     return [row for _, row in found]
 
 
 def kv_blocks(seen: Seen) -> int:
-    """Blocks of KV that a session's two turns keep in engines."""
+    """Blocks of KV that engines keep: of a session so far, else of A's turn and B's."""
+    if seen.kept_blocks is not None:
+        return seen.kept_blocks
     first, second = (-(-n // BLOCK_TOKENS) for n in (len(seen.prompts.first), seen.prompt_tokens))
     arm = ARMS[seen.ask.arm]
     one_engine = arm.asked in (Asked.OWNER, Asked.POOL)
     return first + second - (seen.prompts.shared_tokens // BLOCK_TOKENS if one_engine else 0)
 
 
-def _throughput(requests: Sequence[Seen], around: Around) -> float | None:
-    """Tokens of the block, prompts and answers, over the time that it took."""
-    total = sum(s.prompt_tokens + len(s.answer.tokens) for s in requests if s.answer is not None)
-    seconds = around.block_s + around.drain_s
+def kept_blocks(prompts: Mapping[str, Sequence[Sequence[int]]]) -> int:
+    """Blocks of KV that engines keep of prompts, by engine; what two begin with counts once."""
+    total = 0
+    for of_engine in prompts.values():
+        kept: dict[tuple[int, tuple[int, ...]], int] = {}
+        for prompt in of_engine:
+            before = -1
+            for at in range(0, len(prompt), BLOCK_TOKENS):
+                block = before, tuple(prompt[at : at + BLOCK_TOKENS])
+                before = kept.setdefault(block, len(kept))
+        total += len(kept)
+    return total
+
+
+def _session_s(unit: Unit, blocks: Sequence[tuple[Sequence[Seen], Around]]) -> float | None:
+    """Of all turns, one after another, without the waits between them; None if it broke off."""
+    turns = [seen for requests, _ in blocks for seen in requests]
+    if len(turns) < unit.requests or any(seen.answer is None for seen in turns):
+        return None
+    return turns[0].first_s + sum(seen.answer.e2e_s for seen in turns if seen.answer is not None)
+
+
+def _throughput(blocks: Sequence[tuple[Sequence[Seen], Around]]) -> float | None:
+    """Tokens of these blocks, prompts and answers, over the time that they took."""
+    total = sum(
+        seen.prompt_tokens + len(seen.answer.tokens)
+        for requests, _ in blocks
+        for seen in requests
+        if seen.answer is not None
+    )
+    seconds = sum(around.block_s + around.drain_s for _, around in blocks)
     return total / seconds if total and seconds > 0 else None
 
 

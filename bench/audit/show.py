@@ -19,7 +19,7 @@ def show_plan(plan: Plan) -> None:
     out.print(plan.question, style="bold", highlight=False, markup=False)
     out.print(f"plan sha256 {plan.sha256}", highlight=False)
     words = ", ".join(f"{count} {design}" for design, count in counts.items())
-    requests = sum(len(block) for unit in units for block in unit.blocks)
+    requests = sum(unit.requests for unit in units)
     total_s = sum(estimate_s(unit) for unit in units)
     out.print(
         f"{len(plan.all_strata())} strata; {len(units)} units ({words}), {requests} requests; "
@@ -29,6 +29,7 @@ def show_plan(plan: Plan) -> None:
     columns = {
         "arm": number("arm"),
         "design": number("design"),
+        "turns": number("turns", ","),
         "strata": number("strata", ","),
         "asked": number("asked", ","),
         "needed": number("needed", ","),
@@ -49,6 +50,7 @@ def _row(each: Sizes) -> dict[str, object]:
     return {
         "arm": each.arm,
         "design": each.design,
+        "turns": each.turns,
         "strata": each.strata,
         "asked": each.asked,
         "needed": each.needed,

@@ -29,7 +29,9 @@ from kvrelay.bench.audit.plan import (
     StaggeredPlan,
     SwitchbackPlan,
 )
+from kvrelay.bench.audit.session_problems import own_share
 from kvrelay.bench.audit.strata import Stratum
+from kvrelay.bench.audit.workload.sessions import HAND_OVER
 from kvrelay.bench.hit import prefill_estimate_s
 from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.topology import SAME_NODE, estimated_transfer_s
@@ -39,6 +41,8 @@ from kvrelay.bench.topology import SAME_NODE, estimated_transfer_s
 _MOST_VISITS, _UNITS_PER_VISIT = 4, 8
 # The machine becoming quiet, blocks being saved and heard of, records read: of a block.
 _SETTLE_S = 2.2
+# The same between two turns of a session, whose first has been settled already.
+_TURN_S = 1.8
 
 
 def planned(plan: Plan) -> list[Unit]:
@@ -79,7 +83,13 @@ def estimate_s(unit: Unit, slowness: float = 1.0) -> float:
         come_s = sum(ask.gap for ask in block) * prefill_s / unit.utilisation
         one_by_one_s = sum(prefill_s if ask.arm == CONTROL else transfer_s for ask in block)
         total_s += _SETTLE_S + len(block) * prefill_s + max(come_s, one_by_one_s)
-    return total_s
+    return total_s + (unit.turns - HAND_OVER) * _later_turn_s(stratum, slowness)
+
+
+def _later_turn_s(stratum: Stratum, slowness: float) -> float:
+    """Of a turn whose agent has what came before in its cache already, whatever the arm."""
+    own_tokens = round(stratum.tokens * own_share(stratum.similarity))
+    return _TURN_S + slowness * prefill_estimate_s(own_tokens)
 
 
 def _pairs(
@@ -108,14 +118,19 @@ def _pairs(
 
 
 def _sessions(plan: Plan, arms_here: Sequence[ArmPlan], stratum: Stratum) -> Iterator[Unit]:
-    """Sessions that have one arm each."""
-    counts = {arm.name: arm.sessions or 0 for arm in arms_here if SESSIONS in arm.designs}
+    """Sessions that have one arm each, for all their turns."""
+    arms = [arm for arm in arms_here if SESSIONS in arm.designs]
+    if not arms:
+        return
+    # The same of all arms of a stratum: session_problems.
+    shape, turns = arms[0].session_shape, arms[0].turns
+    counts = {arm.name: arm.sessions or 0 for arm in arms}
     total = sum(counts.values())
     texts = texts_of(plan.seed, total, SESSIONS, stratum.name)
     drawn = cycles(counts, rng_of(plan.seed, SESSIONS, stratum.name))
-    for number, (arm, text) in enumerate(zip(drawn, texts, strict=True)):
-        ask = Ask(arm, text, counts[arm] / total)
-        yield Unit(SESSIONS, stratum, ((ask,),), number)
+    for number, (name, text) in enumerate(zip(drawn, texts, strict=True)):
+        ask = Ask(name, text, counts[name] / total)
+        yield Unit(SESSIONS, stratum, ((ask,),), number, shape=shape, turns=turns)
 
 
 def _randomised(seed: int, entry: int, plan: RandomisedPlan) -> Iterator[Unit]:

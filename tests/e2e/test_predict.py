@@ -46,7 +46,7 @@ def test_a_running_engine_is_placed(
 ) -> None:
     analysis = tmp_path / "analysis.json"
     analysis.write_text(json.dumps({"break_even": {"laws": [law_row("idle", LAW, 1)]}}))
-    point = EntryPoint("predict", "kvrelay.bench.audit.predict.predict:predict", "kvrelay.commands")
+    point = EntryPoint("predict", "kvrelay.bench.audit.predict.command:predict", "kvrelay.commands")
     monkeypatch.setattr(cli, "entry_points", lambda group: [point])
     words = [app.url, "--model", "plain", "--config", "demo", "--link-gbit", "1"]
     words += ["--seconds", "25", "--longest", "2048", "--analysis", str(analysis), "--json"]

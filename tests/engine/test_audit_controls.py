@@ -9,10 +9,9 @@ import pytest
 from harness import BLOCK, text_tokens
 from transformers import AutoTokenizer
 
-from kvrelay.bench.audit.controls import controls
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Example, Trial
 from kvrelay.bench.audit.controls.controls_examples import stated_numbers
 from kvrelay.bench.audit.controls.controls_rows import rows
+from kvrelay.bench.audit.controls.trials import WRONG, Content, Example, Trial, measure
 from kvrelay.cluster.model import ensure_model
 
 pytestmark = pytest.mark.engine
@@ -29,7 +28,7 @@ def trials(model: Path) -> list[Trial]:
         for n in range(EXAMPLES)
     ]
     advanced: list[float] = []
-    found = controls.measure(model, examples, 1, "float32", advanced.append)
+    found = measure(model, examples, 1, "float32", advanced.append)
     assert len(found) == sum(advanced) == EXAMPLES * 2 * len(Content)
     assert psutil.Process().children() == before, "the isolated engine has ended"
     return found
@@ -54,11 +53,11 @@ def test_the_guard_refuses_all_of_it(trials: list[Trial]) -> None:
 def test_without_it_the_same_bytes_ruin_the_answers(trials: list[Trial]) -> None:
     forced = [t for t in trials if not t.is_guarded]
     correct = [t for t in forced if t.content is Content.CORRECT]
-    assert all(t.logprob_drift is not None and t.logprob_drift < 0.01 for t in correct)
+    assert all(t.logprob_drift < 0.01 for t in correct)
     for trial in forced:
         if trial.content in WRONG:
             assert (trial.injected_tokens, trial.reason) == (4 * BLOCK, "relayed")
-            assert trial.logprob_drift is None or trial.logprob_drift > 0.01, trial
+            assert trial.logprob_drift > 0.01, trial
         elif trial.content is Content.OFFERED:
             assert (trial.injected_tokens, trial.reason) == (0, "no_source")
 
@@ -75,6 +74,6 @@ def test_a_question_that_needs_the_context_is_answered_with_the_right_one_alone(
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     examples = stated_numbers(encode, tokenizer.decode, QUESTIONS, 8 * BLOCK, 1)
-    found = rows(controls.measure(model, examples, 1))
+    found = rows(measure(model, examples, 1))
     assert [row for row in found if not row["passed"]] == []
     assert any("right answers" in row["name"] for row in found)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvrelay.bench.audit.plan import load_plan
+from kvrelay.bench.audit.report.described import MEASURES
 from kvrelay.bench.audit.units import planned
 from kvrelay.bench.testbed import system
 from kvrelay.bench.testbed.network import PREFIX
@@ -93,6 +94,9 @@ def test_the_analysis(done: Audit) -> None:
     # On one node a relay is several times as fast; over 100 Mbit/s the wire takes longer.
     assert effects[SAME_NODE]["high"] < 0
     assert effects[SAME_NODE]["estimate"] < effects[SLOW]["estimate"]
+    measures = {row["measure"] for row in analysis["similarity"]}
+    assert measures | set(analysis["not_measured"]) == set(MEASURES)
+    assert {"jaccard", "shared_prefix_fraction"} <= measures
 
 
 def test_the_same_rows_give_the_same_bytes(done: Audit, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def analyze(
     Args:
         data: every row, those to be excluded too.
         settings: of the plan.
-        others: sections that are made elsewhere: break_even, controls, keys, article.
+        others: sections that are made elsewhere: break_even, controls, heterogeneity, keys,
+            article.
 
     Raises:
         DataError: nothing can be estimated: see data.require.
@@ -44,7 +45,8 @@ def analyze(
     left, excluded = exclude(data, settings)
     require(left, settings.control, settings.primary)
     found = effects(left, settings)
-    empty = {"break_even": {"points": [], "curve": []}, "controls": [], "keys": [], "article": []}
+    empty: dict[str, Any] = {name: [] for name in ("controls", "heterogeneity", "keys", "article")}
+    empty["break_even"] = {"points": [], "curve": []}
     analysis = {
         "meta": _meta(data, left, excluded, settings),
         "effects": [each.to_dict() for each in found],

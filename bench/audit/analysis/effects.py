@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvrelay.bench.audit.analysis.data import Bools, Data, Floats, codes
+from kvrelay.bench.audit.analysis.data import Bools, Data, Floats, Ints, codes
 from kvrelay.bench.audit.analysis.matched import match
 from kvrelay.bench.audit.analysis.schema import COVARIATES, Design
 from kvrelay.bench.audit.analysis.settings import Settings
@@ -181,7 +181,7 @@ def _randomised(data: Data, arm: str, outcome: str, settings: Settings) -> Itera
     probability = arm_probability(data, treated)
     yield new("direct", "aipw", aipw.aipw(y, treated, probability, x, seed=settings.seed))
     yield from _quantiles(y, treated, codes(data.text("session")), settings)
-    yield from _complier(data, y, treated, settings, clustered=False)
+    yield from _complier(y, treated, _completed(data), settings)
 
 
 def _sessions(data: Data, arm: str, outcome: str, settings: Settings) -> Iterator[Effect]:
@@ -207,7 +207,7 @@ def _sessions(data: Data, arm: str, outcome: str, settings: Settings) -> Iterato
         aipw.aipw(y, treated, probability, x, seed=settings.seed, sessions=session),
     )
     yield from _quantiles(y, treated, session, settings)
-    yield from _complier(data, y, treated, settings, clustered=True)
+    yield from _complier(means, arms, _completed_any(data, session), settings)
 
 
 def _switchback(data: Data, arm: str, outcome: str, settings: Settings) -> Iterator[Effect]:
@@ -249,15 +249,25 @@ def _quantiles(y: Floats, treated: Bools, clusters: Any, settings: Settings) -> 
 
 
 def _complier(
-    data: Data, y: Floats, treated: Bools, settings: Settings, clustered: bool
+    y: Floats, treated: Bools, completed: Bools | None, settings: Settings
 ) -> Iterator[Effect]:
-    completed = data.flag("completed")
-    if "completed" not in data.columns or completed[treated].all():
+    """Intention to treat and the effect of completion; nothing where all that are treated did."""
+    if completed is None or completed[treated].all():
         return
-    session = codes(data.text("session")) if clustered else None
     none, new = np.empty((len(y), 0)), _factory(settings)
-    yield new("itt", "lin_hc2", regression.lin(y, treated, none, session))
-    yield new("complier", "iv", iv.complier(y, treated, completed, session))
+    yield new("itt", "lin_hc2", regression.lin(y, treated, none))
+    yield new("complier", "iv", iv.complier(y, treated, completed))
+
+
+def _completed(data: Data) -> Bools | None:
+    return data.flag("completed") if "completed" in data.columns else None
+
+
+def _completed_any(data: Data, session: Ints) -> Bools | None:
+    """Of each session, whether any of its relays did: turns after that find the KV at hand, so
+    that completion is a session's, as its arm is."""
+    completed = _completed(data)
+    return None if completed is None else np.bincount(session, completed) > 0
 
 
 def _factory(settings: Settings) -> Callable[..., Effect]:

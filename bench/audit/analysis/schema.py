@@ -38,11 +38,12 @@ COVARIATES = (
     "prompt_tokens",
     "shared_prefix_fraction",
     "jaccard",
-    "cosine",
     "predicted_recompute_s",
     "predicted_relay_s",
     "in_flight",
 )
+# Measured where an embedding model is installed: no estimate may depend on whether one is.
+LABELS = ("cosine",)
 SECONDS = (
     "ttft_s",
     "e2e_s",
@@ -60,12 +61,13 @@ MORE_IS_BETTER = frozenset({"tokens_per_s", "agreement", "bleu", "rouge_l", "cor
 SIGNED = frozenset({"cosine", "logprob_drift"})
 
 _TEXT = (
-    *("session", "request", "design", "pair", "unit", "arm"),
+    *("session", "request", "design", "pair", "unit", "arm", "session_shape"),
     *("link", "load", "similarity", "language", "heterogeneity", "decided", "reason"),
 )
 _NUMBER = (
-    *("time_s", "block", "saturation", "propensity", "tokens"),
+    *("time_s", "block", "saturation", "propensity", "tokens", "turn"),
     *COVARIATES,
+    *LABELS,
     *OUTCOMES,
 )
 _FLAG = ("completed", "failed", "warm_up", "not_quiet")

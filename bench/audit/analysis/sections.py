@@ -146,8 +146,8 @@ def observed(data: Data, settings: Settings) -> dict[str, Any] | None:
     if min(int(relayed.sum()), int((~relayed).sum())) < 2 or int(known.sum()) < 4:
         return None
     y, x = log.number(outcome), covariates(log)
-    naive = observational.naive(y, relayed)
     session = codes(log.text("session"))
+    naive = observational.naive(y, relayed, session)
     adjusted = observational.adjusted(y, relayed, x, settings.seed, session)
     truth = stratified_pairs(
         one[known], zero[known], codes(pairs.strata[known]), pairs.sessions[known]

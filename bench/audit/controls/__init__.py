@@ -1,1 +1,1 @@
-"""Wrong KV on purpose, in an isolated engine; and the keys that an article proposes, replayed."""
+"""Wrong KV on purpose, and engines that differ, isolated; and an article's keys, replayed."""

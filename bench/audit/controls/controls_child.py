@@ -1,4 +1,4 @@
-"""What the controls do inside their engine's process, and nowhere else: see controls.py.
+"""What the controls do inside their engine's process, and nowhere else: see trials.py.
 
 Nothing outside that process and its tests imports this, and no setting leads here.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from kvrelay.bench.audit.controls.controls import Example
+from kvrelay.bench.audit.controls.trials import Example
 from kvrelay.bench.audit.workload.quality import Output
 from kvrelay.bench.audit.workload.tasks import Task
 from kvrelay.bench.audit.workload.text import Encode

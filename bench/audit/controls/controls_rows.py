@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Trial
+from kvrelay.bench.audit.controls.trials import WRONG, Content, Trial
 from kvrelay.bench.errors import BenchError
 
 # Correct KV may cost that much agreement: it is computed in other pieces than a whole prompt, and
@@ -23,7 +23,7 @@ def rows(trials: Sequence[Trial]) -> list[Row]:
     """One row per control: `name`, `expected` and `seen` in words, and whether it `passed`.
 
     Args:
-        trials: as `controls.measure` returns them.
+        trials: as `trials.measure` returns them.
 
     Raises:
         BenchError: trials of some kind are missing.
@@ -65,7 +65,8 @@ def _collapsed(trials: Sequence[Trial], content: Content) -> Row:
     correct = _of(trials, Content.CORRECT, False)
     most = COLLAPSED * _mean_agreement(correct)
     passed = all(_is_whole(t) for t in chosen) and _mean_agreement(chosen) <= most
-    passed = passed and all(map(_is_further_off, chosen, correct))
+    both = zip(chosen, correct, strict=True)
+    passed = passed and all(wrong.logprob_drift > own.logprob_drift for wrong, own in both)
     expected = (
         f"whole context injected, agreement at most {most:.3f}, log probabilities further off than "
         "correct KV's in every example"
@@ -130,13 +131,6 @@ def _is_whole(trial: Trial) -> bool:
     return trial.injected_tokens == trial.context_tokens
 
 
-def _is_further_off(wrong: Trial, correct: Trial) -> bool:
-    """A run without any likely token in common with recompute is as far off as can be."""
-    if wrong.logprob_drift is None or correct.logprob_drift is None:
-        return wrong.logprob_drift is None and correct.logprob_drift is not None
-    return wrong.logprob_drift > correct.logprob_drift
-
-
 def _mean_agreement(trials: Sequence[Trial]) -> float:
     return statistics.fmean(t.agreement for t in trials)
 
@@ -152,12 +146,8 @@ def _seen(trials: Sequence[Trial]) -> str:
     words = [
         f"{tokens} of {trials[0].context_tokens} tokens injected",
         f"agreement {_mean_agreement(trials):.3f}",
+        f"log probabilities at least {statistics.fmean(t.logprob_drift for t in trials):.3f} off",
     ]
-    drifts = [t.logprob_drift for t in trials if t.logprob_drift is not None]
-    if drifts:
-        words.append(f"log probabilities {statistics.fmean(drifts):.3f} off")
-    if len(drifts) < len(trials):
-        words.append(f"no likely token in common in {len(trials) - len(drifts)}")
     right = _num_right(trials)
     if right is not None:
         recomputed = sum(bool(t.recompute_is_right) for t in trials)

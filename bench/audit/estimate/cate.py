@@ -14,7 +14,8 @@ from kvrelay.bench.audit.estimate.regression import lin
 def by_stratum(
     y: Floats, treated: Bools, strata: Labels, sessions: Ints | None = None
 ) -> dict[str, Estimate]:
-    """The effect within each stratum, by its label; a stratum without both arms is not there.
+    """The effect within each stratum, by its label; a stratum without both arms is not there, nor
+    one with a single row of an arm, or a single session where arms were drawn by session.
 
     Args:
         y: outcomes [n].
@@ -26,7 +27,8 @@ def by_stratum(
     for label in np.unique(strata).tolist():
         rows = strata == label
         d = treated[rows]
-        if min(int(d.sum()), int((~d).sum())) < 2:
+        units = np.arange(len(d)) if sessions is None else sessions[rows]
+        if min(len(np.unique(units[d])), len(np.unique(units[~d]))) < 2:
             continue
         if sessions is None:
             found[label] = difference(y[rows], d)

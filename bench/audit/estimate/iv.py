@@ -20,16 +20,15 @@ from kvrelay.bench.audit.estimate.regression import clustered_mean
 _WEAK_F = 10.0
 
 
-def complier(
-    y: Floats, assigned: Bools, completed: Bools, sessions: Ints | None = None
-) -> Estimate:
+def complier(y: Floats, assigned: Bools, completed: Bools) -> Estimate:
     """Two-stage least squares of the outcome on completion, with assignment as instrument.
+
+    Each row is what was drawn: where sessions were, their means, and whether any relay completed.
 
     Args:
         y: outcomes [n].
         assigned: who was assigned the arm [n].
         completed: whose bytes moved and were used [n].
-        sessions: number of each row's session, if arms were drawn by session [n].
 
     Source: Imbens and Angrist, Econometrica 62, 1994, by linearmodels.
     """
@@ -40,10 +39,9 @@ def complier(
     share1, share0 = float(d[assigned].mean()), float(d[~assigned].mean())
     if share1 <= share0:
         return nothing(n, "assignment completed nothing more")
-    effect, error = _fit(y, d, z, sessions)
-    units = count(sessions, n)
+    effect, error = _fit(y, d, z)
     mean = float(y[~assigned].mean())
-    found = students(effect, error, units - 2, n, units, control_mean=mean)
+    found = students(effect, error, n - 2, n, n, control_mean=mean)
     variance = sum(s * (1 - s) / int(m.sum()) for s, m in ((share1, assigned), (share0, ~assigned)))
     first_stage = (share1 - share0) ** 2 / variance if variance > 0.0 else math.inf
     found = found.noted(f"{share1:.1%} of the assigned completed, {share0:.1%} of the others")
@@ -72,12 +70,8 @@ def complier_pairs(differences: Floats, completed: Floats, sessions: Ints) -> Es
     return students(effect, error / share, degrees, n, units).noted(f"{share:.1%} completed")
 
 
-def _fit(y: Floats, d: Floats, z: Floats, sessions: Ints | None) -> tuple[float, float]:
+def _fit(y: Floats, d: Floats, z: Floats) -> tuple[float, float]:
     from linearmodels.iv import IV2SLS
 
-    model = IV2SLS(y, np.ones((len(y), 1)), d, z)
-    if sessions is None:
-        fit = model.fit(cov_type="robust", debiased=True)
-    else:
-        fit = model.fit(cov_type="clustered", clusters=sessions, debiased=True)
+    fit = IV2SLS(y, np.ones((len(y), 1)), d, z).fit(cov_type="robust", debiased=True)
     return float(fit.params.iloc[-1]), float(fit.std_errors.iloc[-1])

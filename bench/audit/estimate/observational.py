@@ -12,17 +12,26 @@ import warnings
 import numpy as np
 
 from kvrelay.bench.audit.estimate.aipw import aipw
-from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints
+from kvrelay.bench.audit.estimate.base import Bools, Estimate, Floats, Ints, count
 from kvrelay.bench.audit.estimate.neyman import difference, nothing
+from kvrelay.bench.audit.estimate.regression import lin
 
 # Estimated propensities are kept away from 0 and 1: weights beyond 50 are noise.
 _CLIP = 0.02
 _MIN_ROWS = 20
 
 
-def naive(y: Floats, relayed: Bools) -> Estimate:
-    """Mean of what the policy relayed, less mean of what it recomputed."""
-    return difference(y, relayed)
+def naive(y: Floats, relayed: Bools, sessions: Ints | None = None) -> Estimate:
+    """Mean of what the policy relayed, less mean of what it recomputed.
+
+    Args:
+        y: outcomes [n].
+        relayed: what the policy decided [n].
+        sessions: number of each row's session, if some have several: the error is theirs then [n].
+    """
+    if count(sessions, len(y)) == len(y):
+        return difference(y, relayed)
+    return lin(y, relayed, np.empty((len(y), 0)), sessions)
 
 
 def adjusted(

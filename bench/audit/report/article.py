@@ -31,7 +31,7 @@ from kvrelay.bench.audit.report.article_rules import (
 from kvrelay.bench.audit.report.blocks import Cell, Cells, Table, table
 from kvrelay.bench.audit.report.names import clean, outcome_words
 from kvrelay.bench.audit.report.numbers import percent, seconds
-from kvrelay.bench.audit.report.reading import Analysis, Estimate
+from kvrelay.bench.audit.report.reading import Analysis, Estimate, part, words
 
 VERDICTS = {"confirmed": "confirmed", "refuted": "refuted", "not_testable": "not testable here"}
 _TONES = {"confirmed": "pays", "refuted": "costs", "not_testable": "none"}
@@ -145,10 +145,13 @@ def basis(analysis: Analysis) -> str:
     known = cosines(analysis)
     latency = outcome_words(latency_outcome(analysis))
     if not known:
+        reason = clean(words(part(analysis, "not_measured"), "cosine"))
+        because = f" ({reason})" if reason else ""
         return (
             f"The article's latency is held against our {latency}. Its bands of cosine are put "
             "beside our levels by its own definition of them (high: a strict extension, medium: "
-            "the same topic in other words, low: unrelated): the cosine itself is not measured."
+            "the same topic in other words, low: unrelated): the cosine itself is not "
+            f"measured{because}."
         )
     listed = ", ".join(
         f"{clean(level)} {value.estimate:.2f} [{value.low:.2f}, {value.high:.2f}]"

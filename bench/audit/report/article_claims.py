@@ -18,7 +18,15 @@ from kvrelay.bench.audit.report.article_rules import (
     transfers,
 )
 from kvrelay.bench.audit.report.names import clean, link_words
-from kvrelay.bench.audit.report.numbers import NOT_MEASURED, percent, seconds, tokens, unsigned
+from kvrelay.bench.audit.report.numbers import (
+    NOT_MEASURED,
+    between,
+    percent,
+    seconds,
+    tokens,
+    unsigned,
+)
+from kvrelay.bench.audit.report.other_engines import relayed_words
 from kvrelay.bench.audit.report.reading import (
     SAME_NODE,
     Analysis,
@@ -125,7 +133,7 @@ def _less_similar_transfers_longer(analysis: Analysis) -> Judgement:
 
 
 def _foreign(outcome: str, claimed: Range) -> Judge:
-    """Relay of another architecture's KV, where rows carry the factor `heterogeneity`."""
+    """Relay of another architecture's KV: rows of that factor, or what such an engine took over."""
 
     def judge(analysis: Analysis) -> Judgement:
         chosen = effects(analysis, heterogeneity="architecture", outcome=outcome)
@@ -137,6 +145,10 @@ def _foreign(outcome: str, claimed: Range) -> Judge:
         if found:
             return by_range(claimed, found, percent)
         why = "KV of another architecture is refused before it is moved, and no arm injects it"
+        tried = [r for r in rows(analysis, "heterogeneity") if r.get("kind") == "architecture"]
+        if tried:
+            ours = f"tokens relayed: {relayed_words(tried[0])}"
+            return Judgement(ours, "not_testable", why)
         known = [row for row in rows(analysis, "controls") if isinstance(row.get("passed"), bool)]
         if not known:
             return Judgement(NOT_MEASURED, "not_testable", why)
@@ -160,7 +172,7 @@ def _long(analysis: Analysis) -> Judgement:
     here = sorted(
         (value for length, value in points if length == longest), key=lambda each: each.estimate
     )
-    ours = f"{_change(here[0])} to {_change(here[-1])} at {tokens(longest)}"
+    ours = f"{between(_change(here[0]), _change(here[-1]))} at {tokens(longest)}"
     if longest < _LONG_TOKENS:
         why = f"the longest prompts here have {tokens(longest)}, not 128K"
         return Judgement(ours, "not_testable", why)

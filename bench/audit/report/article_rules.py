@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvrelay.bench.audit.report.names import stratum_words
-from kvrelay.bench.audit.report.numbers import NOT_MEASURED, widened
+from kvrelay.bench.audit.report.numbers import NOT_MEASURED, between, widened
 from kvrelay.bench.audit.report.reading import (
     SAME_NODE,
     Analysis,
@@ -169,7 +169,7 @@ def spread(found: Found, form: Form) -> str:
     values = sorted((value for _, value in found), key=lambda value: value.estimate)
     if len(values) == 1:
         return form(values[0])
-    return f"{form(values[0])} to {form(values[-1])}, {len(values)} conditions"
+    return f"{between(form(values[0]), form(values[-1]))}, {len(values)} conditions"
 
 
 def _but_similarity(stratum: Stratum) -> tuple[str, int | None, str, str]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvrelay.bench.audit.report import article, charts, charts_length, charts_map, tables
+from kvrelay.bench.audit.report import (
+    article,
+    charts,
+    charts_length,
+    charts_map,
+    other_engines,
+    tables,
+)
 from kvrelay.bench.audit.report.blocks import Cell, Figure, Section
 from kvrelay.bench.audit.report.names import clean, sentence
 from kvrelay.bench.audit.report.numbers import NOT_MEASURED
@@ -33,6 +40,7 @@ def sections(analysis: Analysis) -> list[Section]:
         _break_even(analysis),
         _others(analysis),
         _quality(analysis),
+        _other_engines(analysis),
         _article(analysis),
         _checks(analysis),
         _estimates(analysis),
@@ -103,16 +111,31 @@ def _quality(analysis: Analysis) -> Section:
         "Relayed KV must answer as recomputed KV does. That no difference was found would prove "
         "nothing; that any difference is smaller than the margin does."
     )
+    drift = (
+        "Logprob drift is a lower bound. An answer comes with the likeliest tokens of each place; "
+        "one that only the other answer lists is at most as likely as the last of them, and counts "
+        "with the least difference which that leaves. Equivalence in it is that of the bound."
+    )
     return Section(
         "quality",
         "Quality",
-        (said,),
+        (said, drift),
         figures=_known([charts.quality(analysis)]),
         tables=(
             tables.quality_table(analysis),
             tables.controls_table(analysis),
             tables.keys_table(analysis),
         ),
+    )
+
+
+def _other_engines(analysis: Analysis) -> Section:
+    return Section(
+        "other-engines",
+        "Engines that differ",
+        (other_engines.SAID,),
+        notes=other_engines.notes(analysis),
+        tables=(other_engines.other_engines_table(analysis),),
     )
 
 

@@ -18,21 +18,30 @@ Row = dict[str, Any]
 MEASURES = ("cosine", "jaccard", "shared_prefix_fraction")
 # The quantile of Student's t that is used is off by more than 1 % below.
 MIN_SESSIONS = 4
+_NO_VALUE = "no row has a value and a level"
 
 
-def described(columns: Columns, arm: str = "relay") -> dict[str, list[Row]]:
-    """The sections `similarity` and `transfers` of an analysis, None where nothing is known.
+def described(columns: Columns, reasons: Mapping[str, str], arm: str = "relay") -> dict[str, Any]:
+    """The sections `similarity`, `not_measured` and `transfers` of an analysis.
 
     Args:
         columns: an audit's rows by column, those left after exclusions, and `stratum`.
+        reasons: why a column could not be filled, by its name.
         arm: whose transfers.
 
     Returns:
         `similarity`: `level`, `measure`, `mean`, `low`, `high`, `n` (requests).
+        `not_measured`: for each measure without any value, why it has none.
         `transfers`: `stratum`, `arm`, `estimate`, `low`, `high` in seconds on the wire of one
         request that moved something, `n`.
     """
-    return {"similarity": _similarity(columns), "transfers": _transfers(columns, arm)}
+    similarity = _similarity(columns)
+    missing = set(MEASURES) - {row["measure"] for row in similarity}
+    return {
+        "similarity": similarity,
+        "not_measured": {each: reasons.get(each, _NO_VALUE) for each in sorted(missing)},
+        "transfers": _transfers(columns, arm),
+    }
 
 
 def _similarity(columns: Columns) -> list[Row]:

@@ -20,7 +20,7 @@ _OUTCOMES = {
     "relay_cpu_s": "CPU time of relay work",
     "relayed_tokens": "relayed tokens",
     "agreement": "greedy agreement",
-    "logprob_drift": "logprob drift",
+    "logprob_drift": "logprob drift (lower bound)",
     "perplexity": "perplexity",
     "bleu": "BLEU",
     "rouge_l": "ROUGE-L",

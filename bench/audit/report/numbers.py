@@ -73,6 +73,11 @@ def tokens(count: float) -> str:
     return f"{unsigned(count, 0)}{_NARROW}tokens"
 
 
+def between(low: str, high: str) -> str:
+    """ "−40 % to −12 %"; just one of them if they read the same."""
+    return low if low == high else f"{low} to {high}"
+
+
 def p_value(value: float | None) -> str:
     """A p value; a tiny one as a bound, since its digits mean nothing."""
     if value is None:

@@ -242,7 +242,10 @@ def quality_table(analysis: Analysis) -> Table:
 
 
 def similarity_table(analysis: Analysis) -> Table:
-    """How alike the prompts of each level are, by every measure that was taken."""
+    """How alike the prompts of each level are, by every measure that was taken.
+
+    A measure that was not taken has a line that says why.
+    """
     found: list[Cells] = [
         [
             _plain(row, "level"),
@@ -251,6 +254,11 @@ def similarity_table(analysis: Analysis) -> Table:
             count(row, "n"),
         ]
         for row in rows(analysis, "similarity")
+    ]
+    reasons = part(analysis, "not_measured")
+    found += [
+        ["all", clean(name).replace("_", " "), f"{NOT_MEASURED}: {_plain(reasons, name)}", "0"]
+        for name in sorted(map(str, reasons))
     ]
     return table("How alike prompts are", ["Level", "Measure", "Mean", "Requests"], found)
 

@@ -130,7 +130,8 @@ def condition_line(condition: Condition, outcome: str) -> str:
     if condition.verdict is None:
         return f"{where}: {NOT_MEASURED}"
     short, long = (_latency_words(condition.rows[place], outcome) for place in (0, -1))
-    effect = f"{outcome_words(outcome)} {short} at the shortest, {long} at the longest"
+    ends = f" at the shortest, {long} at the longest" if short != long else " at both ends"
+    effect = f"{outcome_words(outcome)} {short}{ends}"
     although = next(filter(None, map(_although, condition.rows)), "")
     return f"{where}: {effect}: {VERDICTS[condition.verdict]}{although}"
 
@@ -155,8 +156,10 @@ def link_lines(analysis: Analysis, arm: str = "relay") -> list[str]:
         text = f"{link_words(link)}: {_counted(here)} of {len(here)} {unit}"
         known = [value for row in here if (value := relative(part(row, "latency"))) is not None]
         if known:
-            ends = min(known, key=_middle), max(known, key=_middle)
-            text += f"; {outcome_words(outcome)} from {percent(ends[0])} to {percent(ends[1])}"
+            known.sort(key=_middle)
+            low, high = percent(known[0]), percent(known[-1])
+            said = low if low == high else f"from {low} to {high}"
+            text += f"; {outcome_words(outcome)} {said}"
         lines.append(text)
     return lines
 

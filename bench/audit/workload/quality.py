@@ -60,20 +60,43 @@ def agreement(tokens: Sequence[int], reference: Sequence[int]) -> float:
     return same / longer if longer else 1.0
 
 
-def logprob_drift(output: Output, reference: Output) -> float | None:
-    """Mean absolute difference of logprobs, of tokens that both list, at comparable places.
+def logprob_drift(output: Output, reference: Output) -> float:
+    """How far the logprobs of two answers are apart, at least: a lower bound.
 
-    Those are the places before which both answers are the same, the first difference included:
-    after it they go on from different texts. None if there is none.
+    It is the mean absolute difference over the tokens that either answer lists, and then over the
+    comparable places: those before which both answers are the same, the first difference
+    included, since after it they go on from different texts.
+
+    A list has the likeliest tokens only. One that it lacks is at most as likely there as the last
+    one that it has, and counts with the least difference which that leaves: zero, if the other
+    list has it no higher either. Where both list the same tokens, nothing is left open.
+
+    Returns:
+        In nats, 0 or more; the same with the answers exchanged.
+
+    Raises:
+        ValueError: there is no comparable place at which both have logprobs.
     """
     same = common_prefix(output.tokens, reference.tokens)
     places = zip(output.logprobs[: same + 1], reference.logprobs[: same + 1], strict=False)
-    drifts = [
-        statistics.fmean(abs(ours[token] - theirs[token]) for token in both)
-        for ours, theirs in places
-        if (both := sorted(ours.keys() & theirs.keys()))
-    ]
-    return statistics.fmean(drifts) if drifts else None
+    drifts = [_least_apart(ours, theirs) for ours, theirs in places if ours and theirs]
+    if not drifts:
+        raise ValueError("a drift needs a place at which both answers have logprobs")
+    return statistics.fmean(drifts)
+
+
+def _least_apart(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
+    """The least that two lists of logprobs can differ by, in the mean over the tokens of either."""
+    our_last, their_last = min(ours.values()), min(theirs.values())
+
+    def of(token: int) -> float:
+        if token not in theirs:
+            return max(0.0, ours[token] - their_last)
+        if token not in ours:
+            return max(0.0, theirs[token] - our_last)
+        return abs(ours[token] - theirs[token])
+
+    return statistics.fmean(map(of, ours.keys() | theirs.keys()))
 
 
 def perplexity(logprobs: Sequence[float]) -> float:

@@ -90,6 +90,16 @@ def make_task(
 ) -> Task:
     """A task; the same arguments give the same one, and both regimes the same context.
 
+    The first of `make_tasks`, which says what it takes and raises.
+    """
+    return make_tasks(library, language, num_tokens, regime, seed)[0]
+
+
+def make_tasks(
+    library: Library, language: Language, num_tokens: int, regime: Regime, seed: int
+) -> tuple[Task, ...]:
+    """Tasks about one context, one for each key; which of them is the first is drawn.
+
     Args:
         library: the texts in the model's tokens.
         language: of the text around the table.
@@ -114,10 +124,15 @@ def make_task(
     before = round(around * _DEPTH)
     context = (*text[:before], *table, *text[before:around])
 
-    key, value = rng.choice(pairs)
-    note = _NOTE.format(key=key, value=value) if regime is Regime.NO_NEED else ""
-    question = (*library.encode(note), *library.encode(_QUESTION.format(key=key)))
-    return Task(context, question, options(library), VALUES.index(value))
+    first = rng.choice(pairs)
+    found = options(library)
+
+    def task(key: str, value: str) -> Task:
+        note = _NOTE.format(key=key, value=value) if regime is Regime.NO_NEED else ""
+        question = (*library.encode(note), *library.encode(_QUESTION.format(key=key)))
+        return Task(context, question, found, VALUES.index(value))
+
+    return tuple(task(*pair) for pair in [first, *(pair for pair in pairs if pair != first)])
 
 
 def options(library: Library) -> Tokens:

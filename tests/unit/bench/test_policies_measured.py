@@ -98,10 +98,10 @@ class Machine:
     def set_link(self, link: Any) -> None:
         self.links.append(link.name)
 
-    def received_bytes(self) -> int:
+    def received_bytes(self, there: bool = False) -> int:
         return 0
 
-    def check(self, link: Any, record: Any, received: int) -> str:
+    def check(self, link: Any, record: Any, received: int, there: bool = False) -> str:
         if self.path != "tcp":
             raise WrongPath("past the wire")
         return self.path
@@ -232,6 +232,13 @@ def test_of_a_part_the_neighbour_has_the_first_half() -> None:
     asked = machine.asked[2 * len(policies.SETTLING) :]
     kinds = Counter((agent, tokens) for agent, tokens, _, _ in asked)
     assert kinds == {("a-near", 512): 2, ("a", 1024): 2, ("b", 2048): 3, ("a", 2048): 1}
+
+
+def test_a_link_is_settled_the_other_way_too() -> None:
+    machine = Machine()
+    bench_on(machine).settle(Cell(0.5, 512, "1gbit"), back=True)
+    asked = [(agent, mode) for agent, _, mode, _ in machine.asked]
+    assert asked == [("b", "recompute"), ("a", "relay")] * len(policies.SETTLING)
 
 
 def test_a_block_in_which_something_was_cached_ends_the_run() -> None:

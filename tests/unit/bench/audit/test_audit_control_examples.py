@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrelay.bench.audit.controls.controls import check_examples
 from kvrelay.bench.audit.controls.controls_examples import STATEMENT, of_tasks, stated_numbers
+from kvrelay.bench.audit.controls.trials import check_examples
 from kvrelay.bench.audit.workload.quality import Output
 from kvrelay.bench.audit.workload.tasks import Task
 from kvrelay.bench.driven import BLOCK_TOKENS

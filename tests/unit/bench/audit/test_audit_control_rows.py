@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvrelay.bench.audit.controls.controls import WRONG, Content, Trial
 from kvrelay.bench.audit.controls.controls_rows import rows, sign_test
+from kvrelay.bench.audit.controls.trials import WRONG, Content, Trial
 from kvrelay.bench.errors import BenchError
 
 TOKENS = 64
@@ -68,7 +68,7 @@ def test_all_pass() -> None:
         "correct KV's in every example, at most 3 right answers"
     )
     assert collapsed["seen"] == (
-        "64 of 64 tokens injected, agreement 0.125, log probabilities 3.000 off, "
+        "64 of 64 tokens injected, agreement 0.125, log probabilities at least 3.000 off, "
         "0 of 6 answers right (recomputed 6)"
     )
     assert found[-2]["seen"] == "+0.875 (p = 0.016, 6 examples)"
@@ -116,16 +116,6 @@ def test_a_measure_that_does_not_see_wrong_kv_fails() -> None:
 def test_log_probabilities_that_do_not_see_wrong_kv_fail() -> None:
     found = changed(Content.DERANGED, False, lambda t: replace(t, logprob_drift=0.0), first=True)
     assert failed(found) == [DERANGED_OFF]
-
-
-def test_log_probabilities_without_a_token_in_common_are_the_furthest_off() -> None:
-    found = changed(Content.RANDOM, False, lambda t: replace(t, logprob_drift=None), first=True)
-    assert failed(found) == []
-    (row,) = (row for row in rows(found) if row["name"] == "random KV, guard off")
-    assert "log probabilities 3.000 off, no likely token in common in 1, 0 of 6" in row["seen"]
-    nowhere = changed(Content.RANDOM, False, lambda t: replace(t, logprob_drift=None))
-    (row,) = (row for row in rows(nowhere) if row["name"] == "random KV, guard off")
-    assert "agreement 0.125, no likely token in common in 6, 0 of 6" in row["seen"]
 
 
 def test_a_task_that_does_not_need_the_context_fails() -> None:

@@ -10,11 +10,24 @@ from typing import Any
 import pytest
 from fake_audit import content
 
-from kvrelay.bench.audit.design import cycles, gaps, orders, rng_of, square, treated_places
+from kvrelay.bench.audit.design import (
+    Ask,
+    Unit,
+    cycles,
+    gaps,
+    orders,
+    rng_of,
+    square,
+    treated_places,
+)
 from kvrelay.bench.audit.plan import Plan, load_plan
+from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.audit.units import estimate_s, planned
+from kvrelay.bench.audit.workload.sessions import Shape
 
 SEEDS = range(40)
+# Of a unit of one hand-over, as plans without turns named it.
+KEY = "sessions/same-node/512/idle/high/en/0-1ae667"
 
 
 def rich(**changes: Any) -> Plan:
@@ -136,6 +149,43 @@ def test_sessions_are_balanced_over_time() -> None:
         assert {ask.propensity for unit in here for block in unit.blocks for ask in block} == {
             1 / 3
         }
+
+
+def test_a_session_has_one_arm_and_its_shape() -> None:
+    arms = [
+        {
+            "name": name,
+            "designs": ["sessions"],
+            "sessions": 4,
+            "strata": [stratum],
+            "session_shape": shape,
+            "turns": turns,
+        }
+        for name in ("recompute", "relay")
+        for stratum, shape, turns in (
+            ("same-node/512/idle/high/en", "fan_out", 5),
+            ("1gbit/512/idle/high/en", "pipeline", 2),
+        )
+    ]
+    units = [unit for unit in planned(rich(arms=arms)) if unit.design == "sessions"]
+    assert Counter((unit.stratum.link, unit.shape, unit.turns) for unit in units) == {
+        ("same-node", Shape.FAN_OUT, 5): 8,
+        ("1gbit", Shape.PIPELINE, 2): 8,
+    }
+    assert all(len(unit.arms) == 1 for unit in units)
+    assert {unit.requests for unit in units} == {4, 1}
+
+
+def test_turns_take_time_and_make_another_unit() -> None:
+    def first(**fields: Any) -> Unit:
+        stratum = Stratum("same-node", 512, "idle", "high", "en")
+        return Unit("sessions", stratum, ((Ask("relay", 5),),), 0, **fields)
+
+    hand_over, longer = first(), first(turns=4)
+    assert estimate_s(longer) > estimate_s(first(turns=3)) > estimate_s(hand_over)
+    # What a plan measured before it knew of turns keeps its name.
+    assert hand_over.key == first(shape=Shape.PIPELINE, turns=2).key == KEY
+    assert len({hand_over.key, longer.key, first(shape=Shape.FAN_OUT, turns=4).key}) == 3
 
 
 def test_links_are_visited_in_turn() -> None:

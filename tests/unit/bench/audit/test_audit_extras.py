@@ -52,6 +52,20 @@ def test_files_are_made_once_for_a_plan(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(extras.sections(tmp_path)) == {"keys", "controls"}
 
 
+def test_engines_that_differ_have_a_place_for_their_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def maker(plan: Any, folder: Path) -> list[dict[str, Any]]:
+        assert folder == tmp_path
+        return [{"kind": str(kind)} for kind in plan.heterogeneity.kinds]
+
+    monkeypatch.setattr(extras, "_keys", lambda plan: [])
+    monkeypatch.setattr(extras, "_heterogeneity", maker)
+    extras.make(load_plan(content(heterogeneity={"kinds": ["same", "dtype"]})), tmp_path)
+    found = extras.sections(tmp_path)
+    assert found["heterogeneity"] == [{"kind": "same"}, {"kind": "dtype"}]
+
+
 def test_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text("{")
     with pytest.raises(ConfigError, match=r"keys\.json: not JSON"):

@@ -69,6 +69,15 @@ def test_a_run_becomes_data_analysis_and_report(done: Path) -> None:
     assert (done / "report.html").exists() and (done / "report.md").exists()
 
 
+def test_what_is_told_beside_the_rows_is_in_the_report(done: Path) -> None:
+    offered = {"kind": "weights", "matching_tokens": 6144, "relayed_tokens": 0, "passed": True}
+    (done / "heterogeneity.json").write_text(json.dumps({"plan_sha256": "", "rows": [offered]}))
+    outputs.analyze(outputs.source_of(done, None, None), {})
+    assert analysis(done)["heterogeneity"] == [offered]
+    outputs.report(done)
+    assert "0 of 6,144 that match" in (done / "report.md").read_text()
+
+
 def test_the_same_rows_give_the_same_bytes(done: Path) -> None:
     seen = set()
     for _ in ("rows.jsonl", "data.parquet"):
@@ -76,6 +85,35 @@ def test_the_same_rows_give_the_same_bytes(done: Path) -> None:
         seen.add((done / "analysis.json").read_bytes())
         (done / "rows.jsonl").unlink(missing_ok=True)
     assert len(seen) == 1
+
+
+class Alike(Faster):
+    """Somebody has measured the cosine."""
+
+    def measure(self, unit: Any) -> Any:
+        rng = random.Random(unit.key)
+        return [{**row, "cosine": rng.random()} for row in super().measure(unit)]
+
+
+def test_the_report_says_why_there_is_no_cosine_and_no_effect_needs_one(tmp_path: Path) -> None:
+    reason = "no model; pip install 'it'"
+    found = []
+    for executor in (Faster, Alike):
+        out = tmp_path / executor.__name__
+        meta = {"not_measured": {"cosine": reason}}
+        run(load_plan(content()), out, meta, executor(tmp_path / "log").opened)
+        outputs.analyze(outputs.source_of(out, None, None), {})
+        outputs.report(out)
+        found.append((analysis(out), (out / "report.md").read_text()))
+    (without, said), (labelled, silent) = found
+    assert without["not_measured"]["cosine"] == reason
+    assert f"cosine | not measured: {reason} |" in said
+    assert f"the cosine itself is not measured ({reason})." in said
+    # What some rows have is measured, whatever a process of the run could not.
+    assert "cosine" not in labelled["not_measured"] and reason not in silent
+    assert [row["measure"] for row in labelled["similarity"]] == ["cosine"]
+    for section in ("effects", "verdicts", "break_even", "quality"):
+        assert labelled[section] == without[section]
 
 
 def test_another_plan_is_shown(done: Path, tmp_path: Path) -> None:

@@ -10,14 +10,17 @@ import yaml
 from fake_audit import content
 
 from kvrelay.bench.audit.arms import ARMS
+from kvrelay.bench.audit.controls.kinds import Kind
 from kvrelay.bench.audit.plan import Power, load_plan
 from kvrelay.bench.audit.power import pairs_needed, sessions_needed, sizes
 from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.audit.units import planned
+from kvrelay.bench.audit.workload.sessions import HAND_OVER, Shape
 from kvrelay.cluster.errors import ConfigError
 
 PLANS = Path(__file__).parents[4] / "bench" / "plans"
 RECOMPUTE, RELAY = content()["arms"]
+SESSIONS = {"name": "recompute", "designs": ["sessions"], "sessions": 4}
 
 
 def factors(**changes: Any) -> dict[str, Any]:
@@ -50,6 +53,22 @@ def factors(**changes: Any) -> dict[str, Any]:
         ({"arms": [RELAY]}, "arms[0].strata: no paired recompute in same-node/512/idle/high/en"),
         ({"arms": [RECOMPUTE, RELAY, RELAY]}, "arms[2]: relay, paired, same-node/512/idle/high/en"),
         ({"arms": [RECOMPUTE, {**RELAY, "designs": ["aa"]}]}, "arms[1].designs: aa compares"),
+        ({"arms": [{**SESSIONS, "turns": 1}]}, "arms[0].turns: "),
+        ({"arms": [{**SESSIONS, "session_shape": "ring"}]}, "arms[0].session_shape: "),
+        (
+            {"arms": [SESSIONS, {**SESSIONS, "name": "relay", "turns": 4}]},
+            "arms[1].session_shape: pipeline of 4 turns in same-node/512/idle/high/en, where "
+            "arms[0] has pipeline of 3",
+        ),
+        (
+            {"arms": [SESSIONS], "strata": factors(similarity=["low"])},
+            "arms[0].session_shape: in a pipeline prompts go on from A's, which is similarity hi",
+        ),
+        (
+            {"arms": [{**SESSIONS, "turns": 9}], "strata": factors(tokens=[4096])},
+            "arms[0].turns: 9 turns of pipeline come to 11344 tokens in same-node/4096/idle/high/en"
+            ", and an engine's context has 8192",
+        ),
         (
             {"switchback": [{"link": "1gbit", "blocks_per_arm": 1}]},
             "switchback[0].blocks_per_arm: ",
@@ -66,6 +85,12 @@ def factors(**changes: Any) -> dict[str, Any]:
             {"saturation": [{"link": "1gbit", "blocks_per_share": 1, "shares": [2]}]},
             "saturation[0]",
         ),
+        ({"heterogeneity": {"kind": ["same"]}}, "heterogeneity.kind: unknown key; did you"),
+        ({"heterogeneity": {"kinds": ["size"]}}, "heterogeneity.kinds[0]: input should be 'same"),
+        ({"heterogeneity": {"kinds": []}}, "heterogeneity.kinds: "),
+        ({"heterogeneity": {"kinds": ["same"] * 2}}, "heterogeneity.kinds: an entry stands twice"),
+        ({"heterogeneity": {"examples": 3}}, "heterogeneity.examples: "),
+        ({"heterogeneity": {"tokens": 500}}, "heterogeneity.tokens: input should be a multiple of"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
@@ -108,6 +133,17 @@ def test_the_hash_is_of_the_content(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "canonical.yaml").sha256 == plan.sha256
 
 
+def test_engines_that_differ_are_in_the_hash_where_they_are_asked_for(tmp_path: Path) -> None:
+    plan = load_plan(content())
+    assert "heterogeneity" not in plan.canonical()
+    more = load_plan(content(heterogeneity={}))
+    assert more.heterogeneity is not None
+    assert more.heterogeneity.kinds == tuple(Kind)
+    assert more.sha256 != plan.sha256
+    (tmp_path / "canonical.yaml").write_text(more.canonical())
+    assert load_plan(tmp_path / "canonical.yaml").sha256 == more.sha256
+
+
 def test_the_judged_plan() -> None:
     plan = load_plan(PLANS / "full.yaml")
     strata = plan.all_strata()
@@ -122,23 +158,27 @@ def test_the_judged_plan() -> None:
     by_arm = {arm.name: arm for arm in plan.arms if "paired" in arm.designs}
     assert {name: arm.pairs for name, arm in by_arm.items()} == {"recompute": 16, "relay": 16}
     assert all(plan.strata_of(arm) == strata for arm in by_arm.values())
-    sessions = {arm.name: arm for arm in plan.arms if "sessions" in arm.designs}
-    assert set(sessions) == set(ARMS)
-    for name, arm in sessions.items():
-        if name != "recompute":
-            assert arm.sessions is not None and arm.sessions >= 30
-            assert len(plan.strata_of(arm)) == 6
+    sessions = [arm for arm in plan.arms if "sessions" in arm.designs]
+    assert {arm.name for arm in sessions} == set(ARMS)
+    assert all(arm.sessions is not None and arm.sessions >= 30 for arm in sessions)
+    for name in set(ARMS) - {"recompute"}:
+        own = [arm for arm in sessions if arm.name == name]
+        assert len({stratum for arm in own for stratum in plan.strata_of(arm)}) == 6
+        assert {arm.session_shape for arm in own if arm.turns > HAND_OVER} == set(Shape)
     assert [(s.link, s.blocks_per_arm >= 12, s.drain_times) for s in plan.switchback] == [
         ("100mbit", True, 5),
         ("1gbit", True, 5),
     ]
     assert plan.saturation[0].shares == (0, 0.25, 0.5, 0.75, 1)
+    assert plan.heterogeneity is not None
+    assert set(plan.heterogeneity.kinds) == set(Kind)
 
 
 def test_the_smoke_plan_is_small() -> None:
     plan = load_plan(PLANS / "smoke.yaml")
     assert set(plan.links()) == {"same-node", "100mbit"}
-    assert len(planned(plan)) <= 30
+    units = planned(plan)
+    assert len(units) <= 30 and {unit.turns for unit in units} == {HAND_OVER}
 
 
 def test_names_of_strata() -> None:
@@ -176,3 +216,40 @@ def test_what_is_asked_beside_what_is_needed() -> None:
     assert (found.arm, found.design, found.strata, found.asked) == ("relay", "paired", 2, 6)
     assert found.needed <= found.needed_holm
     assert found.enough == (found.asked >= found.needed_holm)
+
+
+def test_turns_of_a_session_count_for_what_they_tell_anew() -> None:
+    def needed(turns: int, correlation: float) -> int:
+        power = Power(effect_relative=0.1, sd_relative=0.3, turn_correlation=correlation)
+        return sessions_needed(power, turns=turns)
+
+    alone = needed(1, 0.5)
+    assert needed(4, 1.0) == alone  # the same again
+    assert needed(4, 0.0) == pytest.approx(alone / 4, abs=2)  # as good as other sessions
+    assert needed(4, 0.0) < needed(4, 0.5) < alone
+
+
+def test_strata_of_an_arm_in_several_entries_are_one_family() -> None:
+    both = {"link": ["same-node", "100mbit"], "similarity": ["high"]}
+    near, far = "same-node/512/idle/high/en", "100mbit/512/idle/high/en"
+    one = [{**SESSIONS, "name": name} for name in ("recompute", "relay")]
+    apart = [{**arm, "strata": [stratum]} for arm in one for stratum in (near, far)]
+    (whole,) = sizes(load_plan(content(arms=one, strata=factors(**both))))
+    parts = sizes(load_plan(content(arms=apart, strata=factors(**both))))
+    assert {part.needed_holm for part in parts} == {whole.needed_holm}
+    assert [(part.strata, part.turns) for part in parts] == [(1, 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "turns", "back"),
+    [
+        ("pipeline", 3, True),
+        ("pipeline", 2, False),
+        ("fan_out", 5, False),
+        ("shared_document", 3, True),
+    ],
+)
+def test_some_sessions_relay_back_to_a(shape: str, turns: int, back: bool) -> None:
+    arm = {**SESSIONS, "session_shape": shape, "turns": turns}
+    assert load_plan(content(arms=[arm])).goes_back() == back
+    assert not load_plan(content()).goes_back()  # no sessions at all

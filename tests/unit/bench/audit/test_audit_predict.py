@@ -271,7 +271,7 @@ def command(server: Server, tmp_path: Path, capsys: Any, monkeypatch: Any) -> An
     """Runs `kvrelay predict` with the server's clock; exit status, output, errors."""
     monkeypatch.setattr(endpoint, "Endpoint", partial(Endpoint, clock_s=server.clock_s))
     monkeypatch.setattr(engine_probe, "measure", partial(measure, clock_s=server.clock_s))
-    point = EntryPoint("predict", "kvrelay.bench.audit.predict.predict:predict", "kvrelay.commands")
+    point = EntryPoint("predict", "kvrelay.bench.audit.predict.command:predict", "kvrelay.commands")
     monkeypatch.setattr(cli, "entry_points", lambda group: [point])
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 
 import pytest
 
@@ -36,16 +38,54 @@ def test_agreement_counts_places_of_the_longer() -> None:
     assert agreement([], [1]) == 0.0
 
 
-def test_drift_is_of_what_both_list_up_to_the_first_difference() -> None:
+def test_drift_is_of_the_places_up_to_the_first_difference() -> None:
     reference = Output((5, 6, 7), ({5: -0.1, 6: -2.0}, {6: -0.5, 8: -1.0}, {7: -0.2}))
     assert logprob_drift(reference, reference) == 0.0
     moved = Output((5, 8, 7), ({5: -0.3, 6: -2.4}, {6: -0.9, 8: -0.8}, {7: -9.0}))
     # (0.2 + 0.4) / 2 and (0.4 + 0.2) / 2; the third place goes on from another text.
     assert logprob_drift(moved, reference) == pytest.approx(0.3)
     assert logprob_drift(reference, moved) == pytest.approx(0.3)
+    # A place without logprobs tells nothing.
+    silent = Output((5, 8), ({}, {6: -0.9, 8: -0.8}))
+    assert logprob_drift(silent, reference) == pytest.approx(0.3)
+    for nothing in (Output((), ()), Output((5,), ({},))):
+        with pytest.raises(ValueError, match="at which both answers have logprobs"):
+            logprob_drift(nothing, reference)
+
+
+def test_a_token_that_one_list_lacks_has_the_drift_that_is_certain() -> None:
+    reference = Output((5,), ({5: -0.1, 6: -2.0},))
+    # 1.9 of token 1, which the reference has at -2.0 at most; nothing is certain of 5 and 6.
     strange = Output((1,), ({1: -0.1},))
-    assert logprob_drift(strange, reference) is None
-    assert logprob_drift(Output((), ()), reference) is None
+    assert logprob_drift(strange, reference) == pytest.approx(1.9 / 3)
+    assert logprob_drift(reference, strange) == pytest.approx(1.9 / 3)
+    # 0.1 of token 5, 0.5 of 6, which the other has at -2.5 at most, and nothing certain of 7.
+    other = Output((5,), ({5: -0.2, 7: -2.5},))
+    assert logprob_drift(other, reference) == pytest.approx((0.1 + 0.5 + 0.0) / 3)
+
+
+@pytest.mark.parametrize("sharpness", [0.01, 1.0, 5.0])
+def test_the_drift_is_never_above_the_true_one(sharpness: float) -> None:
+    """Of whole distributions, of which the lists are the tops; half of them share no token."""
+    rng = random.Random(7)
+    for _ in range(50):
+        whole = [normalised([sharpness * rng.gauss(0, 1) for _ in range(600)]) for _ in range(2)]
+        tops = [sorted(range(600), key=each.__getitem__)[-20:] for each in whole]
+        ours, theirs = (
+            Output((top[-1],), ({token: each[token] for token in top},))
+            for each, top in zip(whole, tops, strict=True)
+        )
+        listed = {*tops[0], *tops[1]}
+        true = statistics.fmean(abs(whole[0][token] - whole[1][token]) for token in listed)
+        found = logprob_drift(ours, theirs)
+        assert found == logprob_drift(theirs, ours)
+        assert 0 < found <= true + 1e-12
+
+
+def normalised(scores: list[float]) -> list[float]:
+    """Scores as logprobs."""
+    total = math.log(sum(map(math.exp, scores)))
+    return [score - total for score in scores]
 
 
 def test_every_token_has_logprobs() -> None:

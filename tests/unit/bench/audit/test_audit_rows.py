@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,9 +15,10 @@ from kvrelay.bench.audit.design import Ask, Unit
 from kvrelay.bench.audit.material import FRACTIONS, Prompts, fraction
 from kvrelay.bench.audit.measure import Measurement, Processes
 from kvrelay.bench.audit.plan import load_plan
-from kvrelay.bench.audit.rows import prefill_s
+from kvrelay.bench.audit.rows import kept_blocks, prefill_s
 from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.audit.workload.quality import Output
+from kvrelay.bench.audit.workload.sessions import Session, Shape, Turn, steps
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.bench.quiet import Watched
 from kvrelay.policies.modes import Mode
@@ -38,7 +39,8 @@ class Cluster:
 
     Attributes:
         told: what was asked of it, in order.
-        relayed: tokens of a relay.
+        relayed: tokens of a relay; `load_path`, where they come from.
+        deaf_at: so many have been told when nobody answers; `read_there`: of each path checked.
         wrong: tokens that every engine has besides.
     """
 
@@ -46,6 +48,9 @@ class Cluster:
     relayed: int = 384
     wrong: int = 0
     deaf: bool = False
+    deaf_at: int = -1
+    load_path: str = "nodes"
+    read_there: list[bool] = field(default_factory=list)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     salts: int = 0
     alone_s: dict[int, float] = field(default_factory=lambda: {512: 0.01})
@@ -55,7 +60,7 @@ class Cluster:
 
     def ask(self, agent: str, prompt: Sequence[int], mode: str, salt: str, count: int) -> Reply:
         self.told.append((agent, len(prompt), str(mode), salt, count))
-        if self.deaf and count > 1:
+        if (self.deaf and count > 1) or len(self.told) == self.deaf_at:
             raise BenchError("nobody there")
         relayed = self.relayed if mode in (Mode.RELAY, Mode.AUTO) else 0
         name = f"cmpl-{len(self.told)}"
@@ -68,6 +73,7 @@ class Cluster:
             "transfer_s": 0.05,
             "first_token_s": 0.19,
             "load_s": 0.04,
+            "load_path": self.load_path,
             "reason": "relayed" if relayed else "mode_recompute",
             "decision": {"arm": "relay", "relay_s": 0.1, "recompute_s": 0.4} if relayed else {},
             "overhead": dict.fromkeys(
@@ -107,11 +113,12 @@ class Cluster:
     def source(self, cell: Any) -> tuple[Cluster, str]:
         return self, "a-near" if cell.link == "same-node" else "a"
 
-    def received_bytes(self) -> int:
+    def received_bytes(self, there: bool = False) -> int:
         return 0
 
-    def check_path(self, *_: Any) -> None:
+    def check_path(self, cell: Any, record: Any, received: int, there: bool = False) -> None:
         self.told.append("path")
+        self.read_there.append(there)
 
     def committed(self) -> int:
         return 0
@@ -129,6 +136,16 @@ class Cluster:
 
     def pair(self, stratum: Stratum, text: int) -> Prompts:
         return PROMPTS
+
+    def session(
+        self, stratum: Stratum, text: int, prompts: Prompts, shape: Shape, turns: int
+    ) -> Session:
+        first, second, *rest = steps(shape, turns)
+        found = [Turn(first.agent), Turn(second.agent, second.extends, prompts.own)]
+        for number, step in enumerate(rest, 3):
+            own = tuple(range(1000 * number, 1000 * number + 64))
+            found.append(Turn(step.agent, step.extends, own))
+        return Session(prompts.first, prompts.first, tuple(found))
 
 
 @pytest.fixture
@@ -188,6 +205,21 @@ def test_a_pair_within_a_node(cluster: Cluster) -> None:
     assert not relay["failed"] and not relay["not_quiet"]
 
 
+def test_the_cosine_is_a_label_and_decides_nothing(cluster: Cluster) -> None:
+    class Labelled(Cluster):
+        def pair(self, stratum: Stratum, text: int) -> Prompts:
+            return replace(PROMPTS, cosine=0.25)
+
+    labelled, asked = Labelled(), unit("paired", NEAR, "recompute", "relay")
+    plain = measurement(cluster).measure(asked)
+    found = measurement(labelled).measure(asked)
+    assert [row["cosine"] for row in plain] == [None, None]
+    assert [row["cosine"] for row in found] == [0.25, 0.25]
+    assert labelled.told == cluster.told and len(asks(labelled)) == 4
+    for name in ("arm", "decided", "reason", "completed", "relayed_tokens", "propensity"):
+        assert [row[name] for row in found] == [row[name] for row in plain]
+
+
 def test_over_a_link_b_has_to_hear_of_it(cluster: Cluster) -> None:
     rows = measurement(cluster).measure(unit("paired", FAR, "relay"))
     assert cluster.told[:3] == [
@@ -221,6 +253,95 @@ def test_a_session_goes_on_with_what_a_wrote(cluster: Cluster) -> None:
     one.measure(unit("sessions", NEAR, "text_only"))
     lengths = [told[1] for told in asks(cluster)]
     assert lengths == [384, 512 + 8, 384, 8 + 128]
+
+
+def several(arm: str, stratum: Stratum, shape: Shape = Shape.PIPELINE, turns: int = 4) -> Unit:
+    return unit("sessions", stratum, arm, shape=shape, turns=turns)
+
+
+def test_a_pipeline_goes_back_and_forth_under_one_salt(cluster: Cluster) -> None:
+    rows = measurement(cluster).measure(several("relay", FAR))
+    assert cluster.told == [
+        ("a", 384, "recompute", "s1", 8),
+        "known",
+        ("b", 384 + 8 + 128, "relay", "s1", 4),
+        "path",
+        "known",
+        ("a", 520 + 4 + 64, "relay", "s1", 4),
+        "path",
+        "known",
+        ("b", 588 + 4 + 64, "relay", "s1", 4),
+        "path",
+    ]
+    assert cluster.read_there == [False, True, False]  # bytes are counted at the end that reads
+    assert [row["turn"] for row in rows] == [2, 3, 4]
+    assert [row["place"] for row in rows] == [0, 1, 2]
+    assert {row["session_shape"] for row in rows} == {"pipeline"}
+    assert len({row["session"] for row in rows}) == 1
+    assert len({row["request"] for row in rows}) == 3
+    # A's first turn belongs to the session, the waits between turns do not.
+    assert [row["session_s"] for row in rows] == pytest.approx([4 * 0.3] * 3)
+    assert len({row["tokens_per_s"] for row in rows}) == 1
+    assert [row["prompt_tokens"] for row in rows] == [520, 588, 656]
+    shares = [392 / 520, 524 / 588, 592 / 656]
+    assert [row["shared_prefix_fraction"] for row in rows] == pytest.approx(shares)
+    # Blocks at A and B: 3 and 5; 5 and 5; 5 and 7, of which two end in the middle.
+    assert [row["kv_bytes"] for row in rows] == [8000, 10_000, 12_000]
+
+
+def test_what_an_agent_has_computed_in_its_session_it_may_have(cluster: Cluster) -> None:
+    rows = measurement(cluster).measure(several("recompute", FAR))
+    # B's first turn nothing, A's second its own first one, B's next its own.
+    assert [row["cached_tokens"] for row in rows] == [0, 384, 384]
+    cluster.told.append(("b", 384, "recompute", "s2", 4))  # by somebody else, under its salt
+    with pytest.raises(Miscount, match="recompute, 100mbit"):
+        measurement(cluster).measure(several("recompute", FAR))
+
+
+def test_what_a_later_turn_has_from_its_own_node_crosses_no_link(cluster: Cluster) -> None:
+    cluster.load_path = "arena"
+    measurement(cluster).measure(several("relay", FAR))
+    assert cluster.told.count("path") == 1
+
+
+def test_who_takes_the_turns_of_other_shapes(cluster: Cluster) -> None:
+    one = measurement(cluster)
+    for arm, shape, agents in (
+        ("relay", Shape.FAN_OUT, ["a", "b", "b", "b"]),
+        ("relay", Shape.SHARED_DOCUMENT, ["a", "b", "a", "b"]),
+        ("owner_affinity", Shape.PIPELINE, ["a"] * 4),
+        ("shared_pool", Shape.PIPELINE, ["b"] * 4),
+    ):
+        cluster.told.clear()
+        rows = one.measure(several(arm, FAR, shape))
+        assert [told[0] for told in asks(cluster)] == agents
+        assert {row["session_shape"] for row in rows} == {str(shape)}
+
+
+def test_text_only_sessions_tell_what_was_written(cluster: Cluster) -> None:
+    measurement(cluster).measure(several("text_only", NEAR))
+    own_past = 384 + 8
+    lengths = [384, 8 + 128, own_past + 4 + 64, 136 + 4 + 4 + 64]
+    assert [told[1] for told in asks(cluster)] == lengths
+
+
+def test_a_turn_that_fails_is_its_sessions_last(cluster: Cluster) -> None:
+    cluster.deaf_at = 3  # A's first turn, "known", and this one
+    (row,) = measurement(cluster).measure(several("recompute", FAR))
+    assert row["failed"] and row["turn"] == 2 and row["session_s"] is None
+
+
+def test_relay_work_of_a_session_begins_after_its_first_turn(cluster: Cluster) -> None:
+    rows = measurement(cluster).measure(several("owner_affinity", FAR, turns=2))
+    # In this cluster every record of three parts grows by 0.1 s with each thing told.
+    assert rows[0]["relay_cpu_s"] == pytest.approx(3 * 0.1 * 2)
+
+
+def test_blocks_that_prompts_begin_with_are_kept_once() -> None:
+    long = tuple(range(300))
+    assert kept_blocks({"a": [long]}) == 3
+    assert kept_blocks({"a": [long, (*long, 7)], "b": [long]}) == 4 + 3
+    assert kept_blocks({"a": [long, (9, *long[1:])]}) == 6
 
 
 def test_receivers_of_their_own(cluster: Cluster) -> None:
@@ -289,7 +410,5 @@ def test_fractions_are_drawn_by_the_text() -> None:
 
 def test_prompts_after_a_message() -> None:
     assert PROMPTS.extends and PROMPTS.own == tuple(range(384, 512))
-    assert PROMPTS.second_after((9,), False) == (*range(384), 9, *range(384, 512))
-    assert PROMPTS.second_after((9,), True) == (9, *range(384, 512))
-    other = Prompts((1, 2, 3), (1, 5, 6), 1)
-    assert other.second_after((9,), False) == (1, 5, 6)
+    assert PROMPTS.second_after((9,)) == (9, *range(384, 512))
+    assert not Prompts((1, 2, 3), (1, 5, 6), 1).extends

@@ -180,6 +180,17 @@ def test_a_plan_that_grew_keeps_what_it_has_and_says_so(
     assert load_plan(out / "plan.yaml").sha256 == more.sha256
 
 
+def test_why_a_column_is_empty_is_kept(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None:
+    out, reasons = tmp_path / "out", {"cosine": "no model"}
+    executor.stops_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out, {"not_measured": reasons}, executor.opened)
+    assert state(out)["not_measured"] == reasons
+    executor.stops_at = None
+    run(plan, out, {}, executor.opened)
+    assert state(out)["not_measured"] == reasons
+
+
 def test_a_folder_of_something_else(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("no json\n")
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1: no row of an audit"):

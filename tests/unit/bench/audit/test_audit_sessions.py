@@ -1,147 +1,126 @@
-"""Sessions of several agents: the order of turns, and prompts that only ever grow."""
+"""Sessions of two agents: who takes which turn, and prompts that only ever grow."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from kvrelay.agents.layout import ChatLayout
 from kvrelay.bench.audit.workload.quality import common_prefix
 from kvrelay.bench.audit.workload.sessions import (
+    FIRST,
+    SECOND,
     Session,
     SessionState,
+    Shape,
+    Tokens,
     Turn,
-    fan_out,
-    pipeline,
-    shared_document,
+    longest_prompt,
+    steps,
 )
-from kvrelay.bench.audit.workload.text import Language
 from kvrelay.bench.errors import BenchError
 
-CONTEXT = "The tide comes in twice a day."
-END = 1
+DOCUMENT = tuple(range(100))
 
 
-class Characters:
-    """One token per character, in ChatML's shape."""
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [END if sign == "\x01" else ord(sign) for sign in text]
-
-    def decode(self, ids: list[int], **_: Any) -> str:
-        return "".join(chr(token) for token in ids if token != END)
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
-        return "".join(f"{m['role']}:{m['content']}\x01" for m in messages) + "assistant:"
+def own(number: int) -> Tokens:
+    return tuple(range(1000 * number, 1000 * number + 20))
 
 
-LAYOUT = ChatLayout(Characters())
+def answer(number: int) -> Tokens:
+    return (-number,) * (8 if number == 1 else 4)
 
 
-def output(turn: Turn) -> tuple[int, ...]:
-    return (*map(ord, f"[{turn.name} says {{this}}]"), END)
+def session(shape: Shape, turns: int) -> Session:
+    """With no two tokens alike in what is new."""
+    first, *rest = steps(shape, turns)
+    found = [Turn(first.agent)]
+    found += [Turn(step.agent, step.extends, own(n)) for n, step in enumerate(rest, 2)]
+    return Session(DOCUMENT, DOCUMENT, tuple(found))
 
 
-def run(session: Session) -> tuple[list[list[str]], dict[str, tuple[int, ...]], dict[str, int]]:
-    """Waves of turns that are asked together, the prompts, and what other agents knew of them."""
-    state = SessionState(session, LAYOUT)
-    waves, prompts, shared = [], {}, {}
-    while not state.finished:
-        wave = state.ready()
-        assert wave, "a session must not get stuck"
-        for turn in wave:
-            prompts[turn.name] = state.prompt(turn)
-            shared[turn.name] = state.shared_tokens(turn)
-        for turn in wave:
-            state.finish(turn, output(turn))
-        waves.append([turn.name for turn in wave])
-    return waves, prompts, shared
+def prompts(shape: Shape, turns: int, text_only: bool = False) -> tuple[list[Tokens], list[int]]:
+    """Of all turns, and how much of each the other agent knew."""
+    state = SessionState(session(shape, turns), text_only)
+    asked, shared = [], []
+    for number in range(1, turns + 1):
+        asked.append(state.prompt(number))
+        shared.append(state.shared_tokens(number))
+        state.answered(answer(number))
+    return asked, shared
 
 
-def text(prompt: tuple[int, ...]) -> str:
-    return LAYOUT.decode(prompt)
+def test_who_takes_turns() -> None:
+    agents = {shape: [step.agent for step in steps(shape, 5)] for shape in Shape}
+    in_turn = [FIRST, SECOND, FIRST, SECOND, FIRST]
+    assert agents == {
+        Shape.PIPELINE: in_turn,
+        Shape.FAN_OUT: [FIRST, SECOND, SECOND, SECOND, SECOND],
+        Shape.SHARED_DOCUMENT: in_turn,
+    }
+    assert [step.extends for step in steps(Shape.PIPELINE, 4)] == [None, 1, 2, 3]
+    assert [step.extends for step in steps(Shape.FAN_OUT, 4)] == [None, 1, 1, 1]
+    assert [step.extends for step in steps(Shape.SHARED_DOCUMENT, 4)] == [None] * 4
+    with pytest.raises(BenchError, match="at least 2 turns, got 1"):
+        steps(Shape.PIPELINE, 1)
 
 
-@pytest.mark.parametrize("language", Language)
-def test_a_pipeline_grows(language: Language) -> None:
-    session = pipeline(CONTEXT, ["a", "b"], language)
-    waves, prompts, shared = run(session)
-    assert waves == [["step1"], ["step2"], ["step3"], ["step4"]]
-    assert [turn.agent for turn in session.turns] == ["a", "b", "a", "b"]
-    assert shared["step1"] == 0
-    for before, turn in zip(session.turns, session.turns[1:], strict=False):
-        known = (*prompts[before.name], *output(before))
-        assert prompts[turn.name][: len(known)] == known
-        assert shared[turn.name] == len(known)
-        assert turn.instruction in text(prompts[turn.name][len(known) :])
+def test_a_pipeline_grows_by_answer_and_message() -> None:
+    asked, shared = prompts(Shape.PIPELINE, 4)
+    assert asked[0] == DOCUMENT and shared[0] == 0
+    for number in (2, 3, 4):
+        known = asked[number - 2] + answer(number - 1)
+        assert asked[number - 1] == known + own(number)
+        # The other agent has taken the turn before: all of that is what a relay can bring.
+        assert shared[number - 1] == len(known)
 
 
-@pytest.mark.parametrize("language", Language)
-def test_a_fan_out_goes_on_from_one_plan_and_joins(language: Language) -> None:
-    session = fan_out(CONTEXT, ["a", "b"], language, width=3)
-    waves, prompts, shared = run(session)
-    assert waves == [["plan"], ["work1", "work2", "work3"], ["join"]]
-    assert [turn.agent for turn in session.turns] == ["a", "b", "b", "b", "a"]
-    plan, *workers, _ = session.turns
-    known = (*prompts["plan"], *output(plan))
-    for turn in workers:
-        assert prompts[turn.name][: len(known)] == known
-        assert shared[turn.name] == len(known)
-    assert len({prompts[turn.name] for turn in workers}) == 3
-    # The first worker's turn is the beginning; what the others said is quoted, braces and all.
-    first = (*prompts["work1"], *output(workers[0]))
-    assert common_prefix(prompts["join"], first) == len(first) == shared["join"]
-    added = text(prompts["join"][len(first) :])
-    assert "[work2 says {this}]" in added and "[work3 says {this}]" in added
-    assert "{reports}" not in added and "{number}" not in text(prompts["work2"])
+def test_a_fan_out_asks_its_questions_of_one_prompt() -> None:
+    asked, shared = prompts(Shape.FAN_OUT, 4)
+    known = DOCUMENT + answer(1)
+    assert asked[1:] == [known + own(number) for number in (2, 3, 4)]
+    assert shared == [0, *[len(known)] * 3]
 
 
-def test_one_agent_alone_has_nobody_to_take_over_from() -> None:
-    for session in (
-        pipeline(CONTEXT, ["a"], Language.ENGLISH),
-        fan_out(CONTEXT, ["a"], Language.ENGLISH, width=2),
-    ):
-        _, _, shared = run(session)
-        assert set(shared.values()) == {0}
+def test_a_shared_document_carries_no_answer() -> None:
+    asked, shared = prompts(Shape.SHARED_DOCUMENT, 4)
+    assert asked == [DOCUMENT, *(DOCUMENT + own(number) for number in (2, 3, 4))]
+    assert shared == [0, 100, 100, 100]
 
 
-@pytest.mark.parametrize("language", Language)
-def test_a_shared_document_is_read_by_one_and_then_by_all(language: Language) -> None:
-    session = shared_document(CONTEXT, ["a", "b", "c", "a", "b"], language)
-    waves, prompts, shared = run(session)
-    assert waves == [["read1"], ["read2", "read3", "read4", "read5"]]
-    head = len(text(prompts["read1"]).partition(CONTEXT)[0]) + len(CONTEXT)
-    assert shared["read2"] >= head
-    assert shared["read2"] == common_prefix(prompts["read1"], prompts["read2"])
-    assert shared["read4"] == 0, "the same agent read it before"
-    assert len({prompts[name] for name in ("read1", "read2", "read3", "read4")}) == 4
+def test_who_exchanges_text_keeps_its_own_past() -> None:
+    asked, shared = prompts(Shape.PIPELINE, 4, text_only=True)
+    second = answer(1) + own(2)
+    assert asked == [
+        DOCUMENT,
+        second,
+        DOCUMENT + answer(1) + answer(2) + own(3),
+        second + answer(2) + answer(3) + own(4),
+    ]
+    # A covariate is of what was planned before the arm was drawn.
+    assert shared == prompts(Shape.PIPELINE, 4)[1]
+    fan_out, _ = prompts(Shape.FAN_OUT, 3, text_only=True)
+    assert fan_out[1:] == [answer(1) + own(2), answer(1) + own(3)]
+    document, _ = prompts(Shape.SHARED_DOCUMENT, 3, text_only=True)
+    assert document[1:] == [answer(1) + own(2), DOCUMENT + own(3)]
 
 
-def test_equal_outputs_make_equal_prompts() -> None:
-    one = run(fan_out(CONTEXT, ["a", "b"], Language.ENGLISH, 2))[1]
-    two = run(fan_out(CONTEXT, ["b", "a"], Language.ENGLISH, 2))[1]
-    assert one == two
+def test_two_turns_are_one_hand_over() -> None:
+    for shape in (Shape.PIPELINE, Shape.FAN_OUT):
+        assert prompts(shape, 2)[0] == [DOCUMENT, DOCUMENT + answer(1) + own(2)]
 
 
-def test_turns_stand_after_what_they_need() -> None:
-    with pytest.raises(BenchError, match="turn 'b'"):
-        Session("x", CONTEXT, (Turn("b", "a", "go", extends="a"), Turn("a", "a", "go")))
-    with pytest.raises(BenchError, match="turn 'a' comes twice"):
-        Session("x", CONTEXT, (Turn("a", "a", "go"), Turn("a", "a", "go")))
-    with pytest.raises(BenchError, match="at least two workers"):
-        fan_out(CONTEXT, ["a", "b"], Language.ENGLISH, width=1)
+@pytest.mark.parametrize("shape", Shape)
+@pytest.mark.parametrize("turns", [2, 3, 6])
+def test_the_longest_prompt_is_known_before(shape: Shape, turns: int) -> None:
+    asked, _ = prompts(shape, turns)
+    longest = max(map(len, asked[1:])) + len(answer(turns))
+    known = longest_prompt(shape, turns, 120, own_tokens=20, first_tokens=8, answer_tokens=4)
+    assert known == longest
 
 
-def test_turns_are_asked_and_finished_in_order() -> None:
-    session = pipeline(CONTEXT, ["a", "b"], Language.ENGLISH)
-    state = SessionState(session, LAYOUT)
-    first, second, *_ = session.turns
-    for act in (state.prompt, state.shared_tokens, lambda turn: state.finish(turn, ())):
-        with pytest.raises(BenchError, match="turn 'step2' needs"):
-            act(second)
-    assert state.ready() == [first]
-    state.finish(first, (5,))
-    assert state.ready() == [second]
-    with pytest.raises(BenchError, match="ended already"):
-        state.finish(first, (5,))
+def test_turns_are_asked_in_order() -> None:
+    state = SessionState(session(Shape.PIPELINE, 3))
+    for act in (state.prompt, state.planned, state.shared_tokens):
+        with pytest.raises(BenchError, match="turn 2 comes after one that has no answer"):
+            act(2)
+    state.answered(answer(1))
+    assert common_prefix(state.prompt(2), DOCUMENT) == 100

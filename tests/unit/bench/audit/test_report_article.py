@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvrelay.bench.audit.report.article import BANDS, claims_table, judge, table_5_1
-from kvrelay.bench.audit.report.article_rules import Range, by_order, by_range
+from kvrelay.bench.audit.report.article_rules import Range, by_order, by_range, spread
 from kvrelay.bench.audit.report.numbers import percent
 from kvrelay.bench.audit.report.reading import Estimate, Stratum
 
@@ -68,6 +68,15 @@ def test_one_stratum_outside_refutes_and_all_inside_confirm() -> None:
     judged = by_range(claimed, found(-0.4, -0.45, -0.9), percent)
     assert judged.verdict == "refuted"
     assert "1 of 3" in judged.why and "−90" in judged.why
+
+
+def test_ours_that_read_the_same_are_said_once() -> None:
+    def said(*middles: float) -> str:
+        return spread(found(*middles, half=0.04), percent).replace("\u00a0", " ")
+
+    assert said(-0.54) == "−54 % [−58, −50]"
+    assert said(-0.54, -0.54001) == "−54 % [−58, −50], 2 conditions"
+    assert said(-0.54, -0.44) == "−54 % [−58, −50] to −44 % [−48, −40], 2 conditions"
 
 
 def test_one_of_many_does_not_refute_by_chance() -> None:
@@ -202,6 +211,11 @@ def test_another_architecture_is_judged_where_it_was_tried() -> None:
     tried = effect(0.15, outcome="ttft_s", heterogeneity="architecture")
     assert verdict({"effects": [tried]}, start) == "confirmed"
     assert verdict({"effects": [effect(0.15, outcome="ttft_s")]}, start) == "not_testable"
+    offered = {"kind": "architecture", "matching_tokens": 6144, "relayed_tokens": 0}
+    [row] = [r for r in judge({"heterogeneity": [offered]}) if r["claim"].startswith(start)]
+    assert (row["ours"], row["verdict"]) == (
+        "tokens relayed: 0 of 6,144 that match", "not_testable"
+    )  # fmt: skip
 
 
 def test_lossy_codecs_are_not_testable_by_lossless_ones() -> None:

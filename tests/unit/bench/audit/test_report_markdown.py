@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvrelay.bench.audit.report import markdown, report
+from kvrelay.bench.audit.report import markdown, writing
 from kvrelay.bench.audit.report.contents import CAUTION
 from kvrelay.bench.errors import BenchError
 
@@ -59,13 +59,13 @@ def test_text_stays_text() -> None:
 
 def test_a_report_is_written_beside_its_analysis(tmp_path: Path) -> None:
     (tmp_path / "analysis.json").write_text(json.dumps(WHOLE))
-    files = report.write(tmp_path)
+    files = writing.write(tmp_path)
     assert [file.name for file in files] == ["report.html", "report.md", "break_even.svg"]
     before = [file.read_bytes() for file in files]
-    report.write(tmp_path)
+    writing.write(tmp_path)
     assert [file.read_bytes() for file in files] == before
     (tmp_path / "analysis.json").write_text("{}")
-    assert [file.name for file in report.write(tmp_path)] == ["report.html", "report.md"]
+    assert [file.name for file in writing.write(tmp_path)] == ["report.html", "report.md"]
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])
@@ -73,10 +73,18 @@ def test_what_is_no_analysis_is_refused_by_name(tmp_path: Path, content: str | N
     if content is not None:
         (tmp_path / "analysis.json").write_text(content)
     with pytest.raises(BenchError, match=r"analysis\.json"):
-        report.write(tmp_path)
+        writing.write(tmp_path)
 
 
 def test_intervals_keep_their_brackets_and_links_cannot_be_made_of_them() -> None:
     assert markdown.escape("TTFT −83 % [−85, −81]") == "TTFT −83 % [−85, −81]"
     assert markdown.escape("[1](http)") == "[1\\](http)"
     assert markdown.escape("[2]: http") == "[2\\]: http"
+
+
+def test_a_drift_is_said_to_be_a_lower_bound() -> None:
+    row = {"measure": "logprob_drift", "arm": "relay", "stratum": None, "difference": 0.01,
+           "low90": 0.0, "high90": 0.02, "margin": 0.05, "equivalent": True, "n": 16}  # fmt: skip
+    text = markdown.render({"quality": [row]})
+    assert "| logprob drift (lower bound) | relay |" in text
+    assert "Logprob drift is a lower bound." in text

@@ -139,6 +139,20 @@ def test_a_link_has_the_range_of_its_effects_with_intervals() -> None:
     ]
 
 
+def test_ends_that_read_the_same_are_said_once() -> None:
+    one = [row("same-node/512/idle/high/en", "pays", -0.58, -0.50)]
+    alone = ["same node: pays in 1 of 1 condition; TTFT −54 % [−58, −50]"]
+    assert [plain(line) for line in link_lines({"verdicts": one})] == alone
+    # So do two whose difference no digit shows.
+    two = [*one, row("same-node/1024/idle/high/en", "pays", -0.5801, -0.5001)]
+    both = ["same node: pays in 2 of 2 conditions; TTFT −54 % [−58, −50]"]
+    assert [plain(line) for line in link_lines({"verdicts": two})] == both
+    assert lines(*two) == [
+        "same node, high similarity, English, idle, 512 to 1,024 tokens: TTFT −54 % [−58, −50] "
+        "at both ends: pays"
+    ]
+
+
 @pytest.mark.parametrize(
     ("link", "said"),
     [("same-node", "same node"), ("100mbit", "100 Mbit/s"), ("2.5gbit", "2.5 Gbit/s"),

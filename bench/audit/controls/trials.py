@@ -100,7 +100,7 @@ class Trial:
         injected_tokens: what the engine took over, by vLLM's own count.
         reason: of relay.
         agreement: share of the greedy tokens that are recompute's.
-        logprob_drift: see `quality`; None if no place has a token that both list.
+        logprob_drift: a lower bound, see `quality`.
         is_right: whether the known answer came; None if none is known.
         recompute_is_right: the same of recompute.
     """
@@ -112,7 +112,7 @@ class Trial:
     injected_tokens: int
     reason: str
     agreement: float
-    logprob_drift: float | None
+    logprob_drift: float
     is_right: bool | None
     recompute_is_right: bool | None
 
@@ -156,10 +156,10 @@ def measure(
     address = f"kvrelay-bench-{secrets.token_hex(8)}"
     server = StoreServer(StoreCore(STORE_BYTES, time.monotonic_ns), address)
     try:
-        with _engine(model, address, dtype) as engine:
+        with isolated_engine(model, address, dtype=dtype) as engine:
             isolated = _Isolated(engine, server)
             trials = isolated.trials(examples, donors, np.random.default_rng(seed), advance)
-            isolated.check_nothing_left()
+            check_nothing_left(engine)
             return trials
     except RuntimeError as error:  # of the engine's process, with its traceback
         raise BenchError(f"the isolated engine failed: {error}") from error
@@ -181,6 +181,28 @@ def check_examples(examples: Sequence[Example]) -> None:
         )
     if not all(each.question for each in examples):
         raise BenchError("an example without a question: one token has to be computed")
+
+
+def check_count(answer: dict[str, Any]) -> None:
+    """Whether relay and vLLM agree on how many tokens an answer did not need to compute.
+
+    Raises:
+        Miscount: they do not.
+    """
+    claimed, counted = answer["record"]["relayed_tokens"], answer["cached"]
+    if claimed != counted:
+        raise Miscount(f"relay claims {claimed} tokens, vLLM counts {counted}")
+
+
+def check_nothing_left(engine: DrivenEngine) -> None:
+    """Whether an engine has come through without a fault.
+
+    Raises:
+        BenchError: something is held, or a hook of relay failed.
+    """
+    left = {name: count for name, count in engine.state().items() if count}
+    if left:
+        raise BenchError(f"the isolated engine was left with {left}")
 
 
 def publish(core: StoreCore, slab_id: int, blocks: Sequence[Block]) -> None:
@@ -266,16 +288,6 @@ class _Isolated:
                     advance(1)
         return found
 
-    def check_nothing_left(self) -> None:
-        """Whether the engine has come through without a fault.
-
-        Raises:
-            BenchError: something is held, or a hook of relay failed.
-        """
-        left = {name: count for name, count in self._engine.state().items() if count}
-        if left:
-            raise BenchError(f"the isolated engine was left with {left}")
-
     def _compute(self, example: Example) -> list[Block]:
         self._empty()
         self._engine.one(list(example.context), kvrelay={"mode": "recompute"})
@@ -309,11 +321,12 @@ class _Isolated:
 
 
 @contextlib.contextmanager
-def _engine(model: Path | str, address: str, dtype: str) -> Iterator[DrivenEngine]:
+def isolated_engine(model: Path | str, address: str, **arguments: Any) -> Iterator[DrivenEngine]:
+    """An engine on the store at an address; `arguments` are vLLM's, over `ENGINE`."""
     # It says of every refused block that it is corrupt, which here it is meant to be.
     with tempfile.TemporaryFile() as log:
         settings = {"agent": "controls"}
-        engine = DrivenEngine(Path(model), address, settings, log=log, dtype=dtype, **ENGINE)
+        engine = DrivenEngine(Path(model), address, settings, log=log, **(ENGINE | arguments))
         try:
             yield engine
         finally:
@@ -341,11 +354,7 @@ def _trial(
     content: Content,
     is_guarded: bool,
 ) -> Trial:
-    record = seen["record"]
-    if record["relayed_tokens"] != seen["cached"]:
-        raise Miscount(
-            f"relay claims {record['relayed_tokens']} tokens, vLLM counts {seen['cached']}"
-        )
+    check_count(seen)
     judge = example.is_right
     output, reference = _output(seen), _output(right)
     return Trial(
@@ -354,7 +363,7 @@ def _trial(
         is_guarded=is_guarded,
         context_tokens=len(example.context),
         injected_tokens=seen["cached"],
-        reason=record["reason"],
+        reason=seen["record"]["reason"],
         agreement=agreement(output.tokens, reference.tokens),
         logprob_drift=logprob_drift(output, reference),
         is_right=None if judge is None else judge(output),
