@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import IO, Any
 
 from kvrelay.bench.engines import BINDING, BLOCK_TOKENS
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.own_store import own_store
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
 
@@ -52,10 +52,8 @@ def computed(
     Raises:
         BenchError: the engine failed, or blocks were not saved.
     """
-    address = f"kvrelay-bench-{secrets.token_hex(8)}"
-    server = StoreServer(StoreCore(STORE_BYTES, time.monotonic_ns), address)
-    try:
-        wanted = sum(len(prompt) // BLOCK_TOKENS for prompt in prompts)
+    wanted = sum(len(prompt) // BLOCK_TOKENS for prompt in prompts)
+    with own_store(STORE_BYTES) as (server, address):
         with _engine(model, prompts, address) as (process, log):
             _await_blocks(server, wanted, process, log, advance)
         blocks = server.call(_full_blocks)
@@ -65,8 +63,6 @@ def computed(
                 "give fewer --tokens"
             )
         yield blocks
-    finally:
-        server.close()
 
 
 @contextlib.contextmanager

@@ -183,15 +183,13 @@ class Bench:
         Raises:
             BenchError: an agent failed, or blocks were not saved or not heard of.
         """
-        source, agent = self.source(cell)
-        place, reader = (source, agent) if back else (self.here, B)
+        ends = [self.source(cell), (self.here, B)]
+        (source, agent), (place, reader) = reversed(ends) if back else ends
         for tokens in SETTLING:
             prompt, salt = self.prompts.some(tokens + 1), self.salt()
-            if back:
-                self.compute(self.here, B, prompt[:tokens], salt)
-                source.wait_known(self.here)
-            else:
-                self.prime(cell, [(prompt[:tokens], salt)])
+            self.compute(source, agent, prompt[:tokens], salt)
+            if source is not place:
+                place.wait_known(source)
             since = place.store.committed()
             self.client.answer(reader, prompt, mode=Mode.RELAY, salt=salt)
             place.store.wait(since, blocks_saved(len(prompt), tokens))

@@ -145,9 +145,7 @@ class Material:
         language = Language(stratum.language)
         begin = self._library.encode(f"\n\n{number}. ")
         seed = rng_of(text, "turn", number).getrandbits(48)
-        paragraphs = self._library.paragraphs(language, count, seed)
-        rest = (token for each in paragraphs for token in self._library.tokens(each))
-        return (*begin, *rest)[:count]
+        return (*begin, *self._library.passage(language, count, seed))[:count]
 
     def _task(self, made: PromptPair, level: Level, language: Language, text: int) -> Task | None:
         """A question whose answer A has read: where B goes on with that, and there is room."""

@@ -85,15 +85,17 @@ class Around:
 def rows_of(unit: Unit, blocks: Sequence[tuple[Sequence[Seen], Around]]) -> list[Row]:
     """All rows of a unit; of a session, each turn is a block."""
     found: list[tuple[Seen, Row]] = []
-    is_session = unit.design == "sessions"
+    of_session: Row = {}
+    if unit.design == "sessions":
+        of_session["session_s"] = _session_s(unit, blocks)
+        of_session["tokens_per_s"] = _throughput(blocks)
+        of_session["session_shape"] = str(unit.shape)
     for place, (requests, around) in enumerate(blocks):
-        tokens_per_s = _throughput(blocks if is_session else [(requests, around)])
+        of_block: Row = {"tokens_per_s": _throughput([(requests, around)])}
         for number, seen in enumerate(requests):
-            row = _row(unit, place, number, seen, around)
-            row["tokens_per_s"] = tokens_per_s
-            if is_session:
-                row["session_s"] = _session_s(unit, blocks)
-                row["turn"], row["session_shape"] = seen.turn, str(unit.shape)
+            row = _row(unit, place, number, seen, around) | of_block
+            if of_session:
+                row |= {"turn": seen.turn, **of_session}
             found.append((seen, row))
     if unit.design in ("paired", "aa"):
         _compare(found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from kvrelay.bench.audit.controls.trials import WRONG, Content, Trial
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.report import Row
 
 # Correct KV may cost that much agreement: it is computed in other pieces than a whole prompt, and
 # rounding tips the scales between two tokens now and then.
@@ -16,7 +16,6 @@ KEPT = 0.9
 # Of what correct KV has, wrong KV may keep that much to count as collapsed.
 COLLAPSED = 0.5
 ALPHA = 0.05
-Row = dict[str, Any]
 
 
 def rows(trials: Sequence[Trial]) -> list[Row]:

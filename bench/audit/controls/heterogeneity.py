@@ -17,8 +17,6 @@ beside the KV that it has made itself, and has to take it. That request also war
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +25,18 @@ from typing import Any, Literal
 from kvrelay.bench.audit.controls.kinds import Kind
 from kvrelay.bench.audit.controls.other_engines import OTHER_BLOCK_TOKENS, prepared
 from kvrelay.bench.audit.controls.trials import (
-    ANSWER_TOKENS,
     STORE_BYTES,
-    TOP_LOGPROBS,
     Example,
+    ask,
     check_count,
     check_examples,
     check_nothing_left,
+    forget,
     isolated_engine,
 )
 from kvrelay.bench.driven import DrivenEngine
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.own_store import own_store
 from kvrelay.relay.server import StoreServer
 from kvrelay.relay.store import StoreCore
 
@@ -114,10 +113,11 @@ def measure(
     check_examples(examples)
     if len(examples[0].context) % OTHER_BLOCK_TOKENS:
         raise BenchError(f"give contexts a length that is a multiple of {OTHER_BLOCK_TOKENS}")
-    address = f"kvrelay-bench-{secrets.token_hex(8)}"
-    server = StoreServer(StoreCore(STORE_BYTES, time.monotonic_ns), address)
     try:
-        with isolated_engine(model, address, dtype=dtype) as a:
+        with (
+            own_store(STORE_BYTES) as (server, address),
+            isolated_engine(model, address, dtype=dtype) as a,
+        ):
             a.wait_ready()
             pairings = []
             for kind in kinds:
@@ -130,8 +130,6 @@ def measure(
             return pairings
     except RuntimeError as error:  # of an engine's process, with its traceback
         raise BenchError(f"an engine beside another failed: {error}") from error
-    finally:
-        server.close()
 
 
 class _Beside:
@@ -162,23 +160,13 @@ class _Beside:
     def _ask(self, source: DrivenEngine, example: Example, way: _Way) -> dict[str, Any]:
         """B's answer beside the KV that `source` has just made of the context, and nothing else."""
         self._server.call(StoreCore.clear)
-        self._forget(source)
+        forget(source)
         source.one(list(example.context), kvrelay={"mode": "recompute"})
         held = self._server.call(held_tokens)
         if held != len(example.context):
             raise BenchError(f"of {len(example.context)} tokens that were computed {held} are held")
-        self._forget(self._b)
-        answer: dict[str, Any] = self._b.one(
-            [*example.context, *example.question],
-            max_tokens=ANSWER_TOKENS,
-            logprobs=TOP_LOGPROBS,
-            kvrelay={"mode": way},
-        )
-        return answer
-
-    def _forget(self, engine: DrivenEngine) -> None:
-        if not engine.reset():
-            raise BenchError("an engine does not forget its prefix cache")
+        forget(self._b)
+        return ask(self._b, example, way)
 
 
 def held_tokens(core: StoreCore) -> int:

@@ -13,19 +13,19 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from scipy import stats
 
 from kvrelay.bench.audit.controls.heterogeneity import Pairing, Trial
 from kvrelay.bench.audit.controls.kinds import Kind
+from kvrelay.bench.audit.estimate.base import quantile_t
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.report import Row
 from kvrelay.bench.stats import paired_ratios
 
 # That an engine which can share nothing is slower with relay is believed at this level, divided by
 # how many such engines there are (Bonferroni).
 ALPHA = 0.05
-Row = dict[str, Any]
 
 
 def rows(pairings: Sequence[Pairing]) -> list[Row]:
@@ -105,7 +105,7 @@ def _ratio(trials: Sequence[Trial]) -> tuple[dict[str, float], float]:
     logs = [math.log(ratio) for ratio in ratios]
     mean, degrees = statistics.fmean(logs), len(logs) - 1
     error = statistics.stdev(logs) / math.sqrt(len(logs))
-    reach = float(stats.t.ppf(0.975, degrees)) * error
+    reach = quantile_t(degrees) * error
     p = float(stats.t.sf(mean / error, degrees)) if error else float(mean <= 0)
     bounds = {"estimate": mean, "low": mean - reach, "high": mean + reach}
     return {name: math.exp(value) for name, value in bounds.items()}, p

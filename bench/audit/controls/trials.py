@@ -27,9 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -43,6 +41,7 @@ from kvrelay.bench.audit.controls.wrong_kv import KvShape, moment_matched, shape
 from kvrelay.bench.audit.workload.quality import Output, agreement, logprob_drift
 from kvrelay.bench.driven import BLOCK_TOKENS, DrivenEngine
 from kvrelay.bench.errors import BenchError, Miscount
+from kvrelay.bench.own_store import own_store
 from kvrelay.relay.blocks import BlockChain
 from kvrelay.relay.keys import root_key
 from kvrelay.relay.server import StoreServer
@@ -153,18 +152,17 @@ def measure(
     """
     check_examples(examples)
     donors = deranged([each.context[:BLOCK_TOKENS] for each in examples], random.Random(seed))
-    address = f"kvrelay-bench-{secrets.token_hex(8)}"
-    server = StoreServer(StoreCore(STORE_BYTES, time.monotonic_ns), address)
     try:
-        with isolated_engine(model, address, dtype=dtype) as engine:
+        with (
+            own_store(STORE_BYTES) as (server, address),
+            isolated_engine(model, address, dtype=dtype) as engine,
+        ):
             isolated = _Isolated(engine, server)
             trials = isolated.trials(examples, donors, np.random.default_rng(seed), advance)
             check_nothing_left(engine)
             return trials
     except RuntimeError as error:  # of the engine's process, with its traceback
         raise BenchError(f"the isolated engine failed: {error}") from error
-    finally:
-        server.close()
 
 
 def check_examples(examples: Sequence[Example]) -> None:
@@ -181,6 +179,27 @@ def check_examples(examples: Sequence[Example]) -> None:
         )
     if not all(each.question for each in examples):
         raise BenchError("an example without a question: one token has to be computed")
+
+
+def ask(engine: DrivenEngine, example: Example, mode: str) -> dict[str, Any]:
+    """An engine's answer to an example's context and question, in a mode of relay."""
+    answer: dict[str, Any] = engine.one(
+        [*example.context, *example.question],
+        max_tokens=ANSWER_TOKENS,
+        logprobs=TOP_LOGPROBS,
+        kvrelay={"mode": mode},
+    )
+    return answer
+
+
+def forget(engine: DrivenEngine) -> None:
+    """Have an engine forget its prefix cache.
+
+    Raises:
+        BenchError: it does not.
+    """
+    if not engine.reset():
+        raise BenchError("an isolated engine does not forget its prefix cache")
 
 
 def check_count(answer: dict[str, Any]) -> None:
@@ -272,7 +291,7 @@ class _Isolated:
         found = []
         for number, example in enumerate(examples):
             self._empty()
-            right = self._ask(example, "recompute")
+            right = ask(self._engine, example, "recompute")
             own, donor = computed[number], computed[donors[number]]
             offers = contents(own, donor, self._shape, rng)
             for is_guarded in (False, True):
@@ -280,7 +299,7 @@ class _Isolated:
                 for content, blocks in offers.items():
                     self._empty()
                     self._put(blocks)
-                    seen = self._ask(example, "relay")
+                    seen = ask(self._engine, example, "relay")
                     trial = _trial(
                         number, example, right, seen, content=content, is_guarded=is_guarded
                     )
@@ -297,23 +316,13 @@ class _Isolated:
         keys = [chain.key(number) for number in range(num_blocks)]
         return self._server.call(lambda core: _read(core, self._slab_id, keys))
 
-    def _ask(self, example: Example, mode: str) -> dict[str, Any]:
-        answer: dict[str, Any] = self._engine.one(
-            [*example.context, *example.question],
-            max_tokens=ANSWER_TOKENS,
-            logprobs=TOP_LOGPROBS,
-            kvrelay={"mode": mode},
-        )
-        return answer
-
     def _put(self, blocks: Sequence[Block]) -> None:
         self._server.call(lambda core: publish(core, self._slab_id, blocks))
 
     def _empty(self) -> None:
         """Neither the engine nor the store knows anything, least of all what wrong KV has made."""
         self._server.call(StoreCore.clear)
-        if not self._engine.reset():
-            raise BenchError("the isolated engine does not forget its prefix cache")
+        forget(self._engine)
 
     def _guard(self, is_on: bool) -> None:
         name = "heed_checksums" if is_on else "ignore_checksums"

@@ -119,10 +119,9 @@ def make_tasks(
     around = num_tokens - len(table)
     if around < 0:
         raise BenchError(f"the table alone has {len(table)} tokens, over {num_tokens}")
-    paragraphs = library.paragraphs(language, around, seed)
-    text = [token for paragraph in paragraphs for token in library.tokens(paragraph)]
+    text = library.passage(language, around, seed)
     before = round(around * _DEPTH)
-    context = (*text[:before], *table, *text[before:around])
+    context = (*text[:before], *table, *text[before:])
 
     first = rng.choice(pairs)
     found = options(library)

@@ -174,6 +174,15 @@ class Library:
             raise BenchError(f"{count} tokens of text in '{language}' make no {num_tokens}")
         return chosen
 
+    def passage(self, language: Language, num_tokens: int, seed: int) -> tuple[int, ...]:
+        """The first so many tokens of such paragraphs.
+
+        Raises:
+            BenchError: there is not so much text.
+        """
+        paragraphs = self.paragraphs(language, num_tokens, seed)
+        return tuple(token for each in paragraphs for token in self.tokens(each))[:num_tokens]
+
     def document(self, language: Language, num_tokens: int, seed: int) -> str:
         """Such paragraphs as one text, to be cut to size (`ChatLayout.truncate`).
 
