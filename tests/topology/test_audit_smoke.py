@@ -33,6 +33,7 @@ class Audit:
     out: Path
     seconds: float
     stderr: str
+    namespaces: set[str]  # those there after it that were not before it
 
     def json(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.out / name).read_text())
@@ -47,22 +48,26 @@ def audit(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=590)
 
 
+def namespaces() -> set[str]:
+    return {name for name in system.namespaces() if name.startswith(PREFIX)}
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audit]:
     folder = tmp_path_factory.mktemp("audit")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         patch.delenv("RAY_ADDRESS", raising=False)
-        start_s = time.monotonic()
+        before, start_s = namespaces(), time.monotonic()
         ended = audit("run", "--plan", str(PLAN), "--out", "out", cwd=folder)
         seconds = time.monotonic() - start_s
     assert ended.returncode == 0, ended.stderr
-    yield Audit(folder / "out", seconds, ended.stderr)
+    yield Audit(folder / "out", seconds, ended.stderr, namespaces() - before)
 
 
 def test_it_keeps_its_time_and_leaves_no_network(done: Audit) -> None:
     assert done.seconds <= LIMIT_S
-    assert not [name for name in system.namespaces() if name.startswith(PREFIX)]
+    assert not done.namespaces
 
 
 def test_the_data(done: Audit) -> None:
