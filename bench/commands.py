@@ -31,7 +31,7 @@ app = typer.Typer(
 TEST_BED_LINKS = "same-node,unshaped,1gbit,100mbit"
 SIMULATED_POLICIES = "always,never,min_tokens:256,floor_and_queue:1024,8,cost"
 FIXED_RULES = "always,never,min_tokens:64,min_tokens:256,min_tokens:2048,floor_and_queue:1024,8"
-SCORED_POLICIES = f"{FIXED_RULES},cost"
+SCORED_POLICIES = f"{FIXED_RULES},similarity:0.85,0.90,cost"
 
 
 @app.command()

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvrelay.bench.alike import Cosine
 from kvrelay.bench.answers import Answer, AnswerClient
 from kvrelay.bench.errors import Miscount
 from kvrelay.bench.hit import blocks_saved, local_hit_tokens, prefill_estimate_s
@@ -53,6 +54,7 @@ class Bench:
         here: the node of B and of the client; `there` the other one, and `wire` the way to it.
         name: of this run, in its salts.
         alone_s: how long B takes to recompute a prompt of so many tokens; filled by `warm_up`.
+        cosine: of a prompt and of the prefix that A has, for `similarity`; None measures none.
     """
 
     client: AnswerClient
@@ -63,6 +65,7 @@ class Bench:
     gate: QuietGate
     name: str
     alone_s: dict[int, float] = field(default_factory=dict)
+    cosine: Cosine | None = None
     _num_salts: int = field(default=0, init=False)
     _link: str = field(default="", init=False)
     _since_link: int = field(default=0, init=False)
@@ -112,7 +115,13 @@ class Bench:
         for step in steps:
             step()
         self._since_link += cell.shared_tokens > 0
-        return {**found, "recompute_place": place}
+        return {**found, "recompute_place": place, "similarity": self.similarity(cell, prompt)}
+
+    def similarity(self, cell: Cell, prompt: Sequence[int]) -> float | None:
+        """Of a prompt to the prefix that A has; None if it has none, or nothing measures it."""
+        if self.cosine is None or not cell.shared_tokens:
+            return None
+        return self.cosine(prompt[: cell.shared_tokens], prompt)
 
     def _begun(self, cell: Cell) -> Row:
         since = {"relays_since_link": self._since_link}

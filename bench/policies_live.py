@@ -63,8 +63,10 @@ class Live:
         for arm in rng.sample((RECOMPUTE, RELAY, COST), 3):
             self._block(found, cell, arm, prompts)
         records = [request["record"] for request in found["requests"][RELAY]]
-        whole = [record for record in records if record["relayed_tokens"] == cell.shared_tokens]
-        return {**found, "record": (whole or records)[0]}
+        relayed = [record["relayed_tokens"] for record in records]
+        one = relayed.index(cell.shared_tokens) if cell.shared_tokens in relayed else 0
+        similarity = self.bench.similarity(cell, prompts[one])
+        return {**found, "record": records[one], "similarity": similarity}
 
     def _block(self, found: Row, cell: Cell, arm: str, prompts: Prompts) -> None:
         salts = [self.bench.salt() for _ in prompts]

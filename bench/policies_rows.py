@@ -133,7 +133,7 @@ def pair_of(sample: Row) -> Pair:
         recompute_s=sample["recompute_s"],
         relay_s=sample["relay_s"],
         local_hit_s=sample["local_hit_s"],
-        view=view_of(record),
+        view=view_of(record, sample["similarity"]),
         load_s=record["load_s"],
         cost_s=sample.get("cost_s"),
         cost_arms=tuple(_arm_of(each["relayed_tokens"], cell_of(sample)) for each in decided),
@@ -153,10 +153,11 @@ def _arm_of(relayed_tokens: int, cell: Cell) -> str:
     return RELAY if relayed_tokens >= cell.shared_tokens else PART
 
 
-def view_of(record: Mapping[str, Any]) -> RelayView | None:
+def view_of(record: Mapping[str, Any], similarity: float | None) -> RelayView | None:
     """What an idle engine saw when it decided on a request that was then relayed.
 
-    One candidate, all that was relayed: parts of it have no measured outcome.
+    One candidate, all that was relayed: parts of it have no measured outcome. The cosine is that
+    of the prompt and what is held, which an ingress with an embedding model would have measured.
     """
     if not record["relayed_tokens"]:
         return None
@@ -171,6 +172,7 @@ def view_of(record: Mapping[str, Any]) -> RelayView | None:
         local_tokens=record["local_tokens"],
         candidates=(candidate,),
         requests_waiting=1,  # it counts itself
+        similarity=similarity,
     )
 
 

@@ -19,6 +19,7 @@ from kvrelay.bench import (
     policies_rows,
     policies_tail,
 )
+from kvrelay.bench.alike import cosine_of_tokens
 from kvrelay.bench.answers import AnswerClient
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.places import joined_bed, labels_of, places, set_way
@@ -35,6 +36,7 @@ from kvrelay.bench.testbed.link import Link, parse_link
 from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import err, out
+from kvrelay.cluster.embedding import PACKAGED, packaged_encoder
 from kvrelay.cluster.lifecycle import signals_as_exit
 from kvrelay.cluster.model import ensure_model
 from kvrelay.relay.memory import available_bytes
@@ -47,7 +49,6 @@ pair is a block of requests for each arm, and cost decided itself. Regret: mean 
 better arm of the cell as its other pairs show it, less 1. per_link_constant: the best threshold per
 link in hindsight. owner_affinity asks the engine that has the prefix, an arm that the others do
 not have."""
-LEFT_OUT = "Not in it: `similarity`, which goes by embeddings of texts; prompts are token ids here."
 NOT_COVERED = """\
 --smoke: 8 cells of short prompts, one pair each. No intervals; the oracle and policies that learn
 have seen what they are scored on, and cost has too few relays of a link to learn from; nothing is
@@ -58,7 +59,8 @@ SMOKE_QUIET_WAIT_S = 1.0
 _DEADLINE_S, _PATIENCE = 300.0, 100.0
 _CAPACITY_BYTES = 2 * 2**30
 # What has to be the same for pairs of several runs to belong together.
-_SAME = ("model", "cpu", "cores", "versions", "engine_kwargs", "way", "relay")
+_SAME = ("model", "cpu", "cores", "versions", "engine_kwargs", "way", "relay", "cosine")
+_SIMILARITY = "similarity:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +91,26 @@ def main(options: Options) -> None:
     """
     if reason := system.unavailable():
         raise BenchError(reason)
+    _, no_cosine = packaged_encoder()
+    scored = options.policies
+    if no_cosine is not None:
+        scored = tuple(name for name in scored if not name.startswith(_SIMILARITY))
     meta = new_meta(
         options.model,
         options.seed,
         engine_kwargs=engines.ENGINE,
         way="/".join(policies.WAY),
         relay=_relay(),
-        left_out=" ".join(LEFT_OUT.split()),
+        cosine=PACKAGED if no_cosine is None else None,
     )
+    if len(scored) < len(options.policies):
+        meta["left_out"] = f"not in it: similarity, since {no_cosine}"
     if options.smoke:
         meta["not_covered"] = " ".join(NOT_COVERED.split())
     raw_file = options.json_file.with_suffix(".jsonl") if options.json_file else None
     raw = RawFile(raw_file, options.resume, {name: meta[name] for name in _SAME})
     meta["resumed_pairs"] = len(raw.samples)
-    report = Report(meta, partial(summarize, policies=options.policies), raw.samples)
+    report = Report(meta, partial(summarize, policies=scored), raw.samples)
     with signals_as_exit(), kept(report, options.json_file, None):
         try:
             if _missing(options, raw):
@@ -178,7 +186,8 @@ def _measure(options: Options, raw: RawFile, meta: Row) -> None:
         set_way(*policies.WAY)
         gate = QuietGate(session.id, options.quiet_wait_s)
         name = f"policies-{len(raw.samples)}"
-        bench = policies.Bench(client, near, far, wire, prompts, gate, name)
+        cosine, _ = cosine_of_tokens(source)
+        bench = policies.Bench(client, near, far, wire, prompts, gate, name, cosine=cosine)
         rng = random.Random(options.seed + len(raw.samples))
         with err.status("warming up"):
             bench.warm_up(options.cells, rng)
@@ -255,6 +264,7 @@ def _show(report: Report, options: Options) -> None:
     out.print(METHOD, style="dim", highlight=False, soft_wrap=True)
     for aim in (Aim(**each) for each in report.meta["aims"]):
         out.print(aim.line(), style="" if aim.holds else "yellow", highlight=False, soft_wrap=True)
-    out.print(LEFT_OUT, style="dim", highlight=False, soft_wrap=True)
+    if left_out := report.meta.get("left_out"):
+        out.print(left_out, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if options.smoke:
         out.print(NOT_COVERED, style="yellow", highlight=False, soft_wrap=True)

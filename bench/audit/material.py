@@ -12,8 +12,7 @@ from kvrelay.bench.audit.workload.sessions import HAND_OVER, Session, Shape, Tur
 from kvrelay.bench.audit.workload.similarity import Level, PromptPair, measure, pair, whole_text
 from kvrelay.bench.audit.workload.tasks import Regime, Task, make_task, make_tasks
 from kvrelay.bench.audit.workload.text import Language, Library
-from kvrelay.cluster.embedding import PACKAGED, Encoder, load_encoder, unavailable
-from kvrelay.cluster.errors import ConfigError
+from kvrelay.cluster.embedding import Encoder, load_encoder, packaged_encoder
 
 # Shares of B's prompt that A has read too, drawn for each pair. High: B goes on where A ends.
 # Levels overlap, so that similarity can be told apart from what is shared.
@@ -166,12 +165,8 @@ def encoder_of(embedding_model: str | None) -> tuple[Encoder | None, str | None]
     """
     if embedding_model is not None:
         return whole_text(load_encoder(embedding_model)), None
-    if reason := unavailable():
-        return None, reason
-    try:
-        return whole_text(load_encoder(PACKAGED)), None
-    except ConfigError as error:  # the library has come with something else than the extra
-        return None, f"{error.message}; pip install 'kvrelay[embed]'"
+    encoder, reason = packaged_encoder()
+    return (whole_text(encoder) if encoder is not None else None), reason
 
 
 def fraction(stratum: Stratum, text: int) -> float:

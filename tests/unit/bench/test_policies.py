@@ -33,6 +33,7 @@ def line(cell: Cell, number: int, recompute_s: float, relay_s: float) -> Row:
         "recompute_s": recompute_s,
         "relay_s": relay_s,
         "local_hit_s": 0.1 if shared else None,
+        "similarity": 0.88 if shared else None,
         "record": {
             "prompt_tokens": cell.tokens,
             "local_tokens": 0,
@@ -171,6 +172,17 @@ def test_on_live_cells_cost_is_what_it_was() -> None:
     assert summarize([tail], POLICIES) == []
 
 
+def test_similarity_goes_by_the_cosine_of_each_pair() -> None:
+    # .88 is above the threshold of this node and below that of others.
+    samples = lines(TRUTH)
+    for sample in samples:
+        if sample["link"] == "same-node" and sample["record"]["relayed_tokens"]:
+            sample["record"]["load_path"] = "arena"
+    rows = summarize(samples, ("similarity:0.85,0.90", "never"))
+    assert by_policy(rows, NEAR_LONG)["similarity:0.85,0.90"]["decided"] == {"relay": 8}
+    assert by_policy(rows, FAR_LONG)["similarity:0.85,0.90"]["decided"] == {"recompute": 8}
+
+
 def test_intervals_cover_what_differs_between_pairs() -> None:
     samples = [line(FAR_SHORT, n, 0.4, 0.8 + 0.1 * (n % 4)) for n in range(8)]
     always = by_policy(summarize(samples, POLICIES), FAR_SHORT)["always"]["regret"]
@@ -219,16 +231,16 @@ def test_cells_get_more_pairs_until_they_are_resolved() -> None:
 
 
 def test_the_view_is_that_of_the_record() -> None:
-    view = view_of(line(FAR_LONG, 0, 1.0, 1.0)["record"])
+    view = view_of(line(FAR_LONG, 0, 1.0, 1.0)["record"], 0.88)
     assert view is not None
     (candidate,) = view.candidates
-    assert (view.prompt_tokens, view.local_tokens) == (2048, 0)
+    assert (view.prompt_tokens, view.local_tokens, view.similarity) == (2048, 0, 0.88)
     assert (candidate.place, candidate.num_tokens, candidate.num_bytes) == (
         "nodes",
         1024,
         1_024_000,
     )
-    assert view_of(line(NOTHING, 0, 1.0, 1.0)["record"]) is None
+    assert view_of(line(NOTHING, 0, 1.0, 1.0)["record"], None) is None
 
 
 class Student(RelayPolicy):

@@ -147,6 +147,21 @@ def test_a_pair_keeps_its_arms_apart() -> None:
     assert {row["policy"] for row in summarize(samples, POLICIES)} >= {*POLICIES, "oracle"}
 
 
+def test_the_cosine_is_of_the_prefix_and_the_prompt() -> None:
+    bench, asked = bench_on(Machine()), []
+
+    def cosine(one: Sequence[int], other: Sequence[int]) -> float:
+        asked.append((len(one), len(other), tuple(one) == tuple(other[: len(one)])))
+        return 0.7
+
+    bench.cosine = cosine
+    assert bench.pair(Cell(0.5, 512, "100mbit"), random.Random(1))["similarity"] == 0.7
+    assert bench.pair(Cell(0.0, 512, "100mbit"), random.Random(1))["similarity"] is None
+    busy = Live(bench).round(Cell(0.5, 1024, "same-node", "busy"), random.Random(1))
+    assert busy["similarity"] == 0.7
+    assert asked == [(256, 512, True), (512, 1024, True)]
+
+
 def test_without_a_shared_prefix_nobody_is_asked_before() -> None:
     machine = Machine()
     sample = measure(machine, Cell(0.0, 512, "same-node"))

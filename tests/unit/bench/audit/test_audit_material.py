@@ -16,6 +16,7 @@ from kvrelay.bench.audit.material import FRACTIONS, Material, encoder_of
 from kvrelay.bench.audit.strata import Stratum
 from kvrelay.bench.audit.workload.sessions import HAND_OVER, Shape
 from kvrelay.bench.audit.workload.text import Library
+from kvrelay.cluster import embedding
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.policies.similarity import Floats
 
@@ -92,7 +93,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConfigError("relay.embedding_model: 'missing' cannot be loaded: no such model")
         return bag
 
-    monkeypatch.setattr(material_module, "unavailable", lambda: None)
+    monkeypatch.setattr(embedding, "unavailable", lambda: None)
+    monkeypatch.setattr(embedding, "load_encoder", load)
     monkeypatch.setattr(material_module, "load_encoder", load)
     return names
 
@@ -120,7 +122,7 @@ def test_a_model_that_is_named_has_to_be_there(
     with pytest.raises(ConfigError, match="'missing' cannot be loaded"):
         encoder_of("missing")
     # The packaged one need not be: sentence-transformers may have come without the extra.
-    monkeypatch.setattr(material_module, "PACKAGED", "missing")
+    monkeypatch.setattr(embedding, "PACKAGED", "missing")
     encoder, reason = encoder_of(None)
     assert encoder is None and reason is not None
     assert "'missing' cannot be loaded" in reason and "pip install 'kvrelay[embed]'" in reason
