@@ -16,6 +16,8 @@ APP_NAME = "kvrelay"
 AGENT_PREFIX = "agent:"  # of an agent's Serve deployment
 POLL_S = 1.0
 START_TIMEOUT_S = 900.0
+# Serve's own words for replicas that no node has room for; Ray would wait without end.
+_NO_ROOM = re.compile(r"to be scheduled\b.* for each replica: (.+?), total resources")
 _EXCEPTION = re.compile(r"([\w.]+\.)?\w*(Error|Exception)\b.*: ")
 _LONGEST_CAUSE = 500
 
@@ -79,20 +81,37 @@ def deploy(config: ClusterConfig, tell: Reporter) -> None:
         wait_for_applications_running=False,
         wait_for_ingress_deployment_creation=False,
     )
+    waiting = ""
     while tell.elapsed_s < START_TIMEOUT_S:
         status = serve.status().applications[APP_NAME]
-        tell("loading engines", {a.name: _replicas_running(status, a.name) for a in config.agents})
+        waiting = _without_room(status)
+        phase = f"loading engines; waiting for room for {waiting}" if waiting else "loading engines"
+        tell(phase, {a.name: _replicas_running(status, a.name) for a in config.agents})
         if status.status.value == "RUNNING":
             return
         if cause := _failure(status):
             raise LifecycleError(cause)
         time.sleep(POLL_S)
-    raise LifecycleError(f"the engines did not load within {START_TIMEOUT_S:.0f} s")
+    why = (
+        f": no node of the Ray cluster has room for {waiting}; add nodes, or lower num_cpus, "
+        "num_gpus or replicas (`ray status` tells what is free)"
+    )
+    late = f"the engines did not load within {START_TIMEOUT_S:.0f} s"
+    raise LifecycleError(late + (why if waiting else ""))
 
 
 def _replicas_running(status: Any, agent: str) -> int:
     deployment = status.deployments.get(AGENT_PREFIX + agent)
     return int(deployment.replica_states.get("RUNNING", 0)) if deployment else 0
+
+
+def _without_room(status: Any) -> str:
+    """Deployments whose replicas no node can take, with what each replica needs; else empty."""
+    found = (
+        (name, _NO_ROOM.search(deployment.message or ""))
+        for name, deployment in status.deployments.items()
+    )
+    return ", ".join(f"{name} ({match[1]})" for name, match in found if match)
 
 
 def _failure(status: Any) -> str | None:

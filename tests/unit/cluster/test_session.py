@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -135,6 +136,24 @@ def test_a_signal_unwinds_the_stack_once(which: signal.Signals) -> None:
             cleaned = True
     assert cleaned
     assert signal.getsignal(which) == before
+
+
+def test_a_replica_that_no_node_has_room_for_is_named() -> None:
+    # As Ray 2.60 says it.
+    message = (
+        "Deployment 'agent:a' in application 'kvrelay' has 1 replicas that have taken more than "
+        "30s to be scheduled. This may be due to waiting for the cluster to auto-scale or for a "
+        "runtime environment to be installed. Resources required for each replica: "
+        '[{"CPU": 4.0}], total resources available: {"CPU": 1.5}. '
+        "Use `ray status` for more details."
+    )
+    deployments = {
+        "agent:a": SimpleNamespace(message=message),
+        "agent:b": SimpleNamespace(message=""),
+    }
+    status = SimpleNamespace(deployments=deployments)
+    assert startup._without_room(status) == 'agent:a ([{"CPU": 4.0}])'
+    assert startup._without_room(SimpleNamespace(deployments={})) == ""
 
 
 def test_last_cause_is_the_exception_of_a_traceback() -> None:
