@@ -73,6 +73,8 @@ def fingerprint(
     resolved = canonical_json(hf_config)
     if "longrope" in resolved:  # vLLM takes its long or its short factors for all sequences alike
         resolved += f" max_model_len {model.max_model_len}"
+    if (drafter := _drafter(config)) is not None:
+        resolved += f" drafter {drafter}"
     if config.load_config.load_format == "dummy":
         weights = f"dummy:{model.seed}"
     else:
@@ -90,6 +92,18 @@ def fingerprint(
         parallel=f"tp {config.parallel_config.rank}/{config.parallel_config.world_size}",
         engine=f"vllm {vllm.__version__} torch {torch.__version__}",
     )
+
+
+def _drafter(config: "VllmConfig") -> str | None:
+    """What guesses tokens ahead, whose layers may lie in the same blocks; None if nothing does."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return None
+    draft = speculative.draft_model_config
+    if draft is None:
+        return str(speculative.method)
+    weights = weights_digest(_weights_path(draft.model, draft.revision), default_cache())
+    return f"{speculative.method} {weights}"
 
 
 def _weights_path(model: str, revision: str | None) -> Path:

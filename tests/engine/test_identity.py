@@ -117,6 +117,28 @@ def test_the_longest_sequence_counts_where_positions_depend_on_it(
     assert digest_of(model, 128) == digest_of(model, 512)
 
 
+def test_a_drafter_counts_by_its_weights(model: Path, tmp_path: Path) -> None:
+    """Its layers may lie in the blocks, where those of another one would be taken for them."""
+    config = EngineArgs(
+        model=str(model), skip_tokenizer_init=True, load_format="dummy"
+    ).create_engine_config()
+
+    def digest(method: str, weights: bytes | None) -> bytes:
+        draft = None
+        if weights is not None:
+            (tmp_path / "drafter.safetensors").write_bytes(weights)
+            draft = SimpleNamespace(model=str(tmp_path), revision=None)
+        drafting = SimpleNamespace(method=method, draft_model_config=draft)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(config, "speculative_config", drafting)
+            groups = [KVCacheGroupSpec(["l"], FULL)]
+            return fingerprint(config, KVCacheConfig(8, [], groups), "").digest()
+
+    one = digest("eagle", b"one")
+    assert one == digest("eagle", b"one") != digest("eagle", b"other")
+    assert len({one, digest("mtp", b"one"), digest("ngram", None), digest_of(model, 512)}) == 4
+
+
 # Adapters
 
 
