@@ -1,8 +1,8 @@
 """The agent as a Serve deployment: ray.serve.llm's server with the agent's own manners.
 
 A replica starts in this order: bind the engine's threads to cores, get or create the
-node's KV store, put its address into the engine's connector settings, start the engine, and let the
-policy `cost` know what prefill takes.
+node's KV store, put its address into the engine's connector settings, start the engine, warm it up,
+and let the policy `cost` know what prefill takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 
-from kvrelay.agents.probe import measure_prefill
+from kvrelay.agents.probe import LENGTHS, warm_up
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.relay.decisions.log import default_directory
 from kvrelay.relay.decisions.reader import DecisionReader
@@ -55,7 +55,7 @@ class AgentServer(LLMServer):
         await super().__init__(llm_config)
 
     async def start(self) -> None:
-        """Prepare this node, start the engine, and measure it if its policy needs that."""
+        """Prepare this node, start the engine, warm it up, measure it if its policy needs that."""
         # vLLM takes the binding from the environment only, and its automatic choice gives
         # an engine with a connector other cores than one without.
         os.environ[_BINDING] = self._agent.cpu_binding or _own_cores()
@@ -65,8 +65,9 @@ class AgentServer(LLMServer):
                 self._decisions = Path(settings.decisions_directory)
             self._llm_config.update_engine_kwargs(kv_transfer_config=connector_config(settings))
         await super().start()
-        if self._agent.relay is not None and self._agent.relay.policy == _MEASURED:
-            await measure_prefill(getattr(self.engine, "_engine_client", None))
+        relay = self._agent.relay
+        lengths = LENGTHS if relay is not None and relay.policy == _MEASURED else ()
+        await warm_up(getattr(self.engine, "_engine_client", None), lengths)
 
     async def decisions(self, answer: str) -> list[dict[str, Any]] | None:
         """The records of an answer of this agent, from this node's log; None if it keeps none.

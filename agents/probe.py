@@ -1,4 +1,4 @@
-"""Measures, before the first request comes, what prefill costs, for the policy `cost`.
+"""Warms an engine up before the first request comes, and for `cost` measures what prefill costs.
 
 A few prompts of random tokens go through the engine, one after the other, and the connector
 observes their steps like any others. It knows them by a label that no client can write, and keeps
@@ -16,7 +16,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvrelay.relay.labels import Labels
@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 # Seconds of measuring, and of all, the first prompt included.
 BUDGET_S, MOST_S = 3.0, 6.0
 # Tokens of the first prompt. With it an engine does what it does once, for a second or more on a
-# CPU: it does not count as a measurement, and no request has to wait for it later.
+# CPU: it does not count as a measurement, and no request has to wait for it later. Nor does one of
+# under five tokens then end the process with SIGILL, as vLLM 0.29's AMX attention would have it.
 WARM_UP = 64
 # And of the others. The curve has three terms, so several lengths far apart, some of them twice.
 LENGTHS = (64, 512, 1536, 6144, 64, 512, 1536, 256)
@@ -34,13 +35,18 @@ MIN_TOKENS = 32
 _SHARE = 0.6  # of the time that is left, for one prompt at most
 
 
-async def measure_prefill(client: Any, clock_s: Callable[[], float] = time.perf_counter) -> int:
-    """Have the engine compute prompts of several lengths; returns when that, or its time, is over.
+async def warm_up(
+    client: Any,
+    lengths: Sequence[int] = LENGTHS,
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> int:
+    """Have the engine compute prompts of these lengths; returns when that, or its time, is over.
 
     No error leaves it: without it the policy learns from the first requests.
 
     Args:
         client: vLLM's AsyncLLM, before it has requests.
+        lengths: in tokens, behind a first prompt that does not count.
         clock_s: for what prompts take.
 
     Returns:
@@ -58,7 +64,7 @@ async def measure_prefill(client: Any, clock_s: Callable[[], float] = time.perf_
             async with asyncio.timeout(MOST_S):
                 await _compute(client, min(WARM_UP, limit))
                 end_s = clock_s() + BUDGET_S
-                for length in LENGTHS:
+                for length in lengths:
                     begin_s = clock_s()
                     tokens = min(length, limit)
                     if pace_s > 0:
@@ -72,10 +78,10 @@ async def measure_prefill(client: Any, clock_s: Callable[[], float] = time.perf_
     except TimeoutError:
         pass  # what was measured until then counts
     except Exception as error:
-        logger.warning("prefill was not measured at the start, requests will tell: %r", error)
+        logger.warning("the engine was not warmed up, the first requests will do it: %r", error)
         return count
     seconds = clock_s() - start_s
-    logger.info("prefill measured at the start: %d prompts in %.1f s", count, seconds)
+    logger.info("warmed up in %.1f s, prefill measured with %d prompts", seconds, count)
     return count
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvrelay.agents import probe
-from kvrelay.agents.probe import MIN_TOKENS, MOST_S, measure_prefill
+from kvrelay.agents.probe import MIN_TOKENS, MOST_S, WARM_UP, warm_up
 from kvrelay.policies import Costs, Work
 from kvrelay.policies.costs import SURE_AFTER
 from kvrelay.policies.prefill import PrefillCost
@@ -72,7 +72,7 @@ class Client:
 
 
 async def measured(client: Any) -> int:
-    return await measure_prefill(client, lambda: client.now_s)
+    return await warm_up(client, clock_s=lambda: client.now_s)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,13 @@ async def test_afterwards_prefill_is_known(truth: PrefillCost, longest: int) -> 
         assert client.costs.prefill(work).is_sure, tokens
         true_s = sum(client.step_s(step) for step in steps_of(tokens))
         assert client.costs.prefill(work).p50_s == pytest.approx(true_s, rel=0.3)
+
+
+async def test_without_lengths_it_is_only_warm() -> None:
+    client = Client()
+    assert await warm_up(client, (), lambda: client.now_s) == 0
+    assert [len(prompt) for prompt in client.prompts] == [WARM_UP]
+    assert set(client.loggers) == {None}
 
 
 async def test_a_slow_engine_gets_shorter_prompts_and_no_more_time() -> None:
@@ -125,8 +132,8 @@ async def test_trouble_is_one_line_and_no_more(
     client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert await measure_prefill(client) == 0
-    assert [record.message[:24] for record in caplog.records] == ["prefill was not measured"]
+        assert await warm_up(client) == 0
+    assert [record.message[:28] for record in caplog.records] == ["the engine was not warmed up"]
     if isinstance(client, Broken):
         assert client._logger_ref == [LOGGERS]
 
@@ -145,7 +152,7 @@ async def test_a_prompt_that_does_not_end_is_given_up(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(probe, "MOST_S", 0.02)
     client = Hung()
-    assert await measure_prefill(client) == 0
+    assert await warm_up(client) == 0
     assert given_up == [True]
     assert client._logger_ref == [LOGGERS]
 
