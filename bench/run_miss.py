@@ -22,6 +22,8 @@ from kvrelay.cluster.cli.console import err, out
 from kvrelay.cluster.lifecycle import signals_as_exit
 from kvrelay.cluster.model import ensure_model
 
+# The policy that does most at a look-up; nothing is found there, so no policy relays.
+POLICY = "cost"
 METHOD = """\
 TTFT in seconds of never-seen prompts, three engines asked in random order within each repeat and
 started anew with their parts rotated. Ratios to `plain` with 95 % intervals; `control` has no
@@ -56,7 +58,9 @@ def main(options: Options) -> None:
         KvrelayError: it cannot run, its figures would be worth nothing, or the gate fails.
     """
     hit.check_lengths(options.lengths)
-    meta = new_meta(options.model, options.seed, engine_kwargs=engines.ENGINE, overhead=[])
+    meta = new_meta(
+        options.model, options.seed, engine_kwargs=engines.ENGINE, overhead=[], policy=POLICY
+    )
     if options.smoke:
         meta["not_covered"] = " ".join(NOT_COVERED.split())
     report = Report(meta, miss_rows.summarize)
@@ -115,7 +119,7 @@ def _itl_start(options: Options, prompts: PromptSource, report: Report, rng: ran
 def _cluster(
     options: Options, agents: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Any, BenchClient, StoreWatch]]:
-    config = engines.cluster(options.model, agents)
+    config = engines.cluster(options.model, agents, {"policy": POLICY})
     with (
         engines.started(config) as session,
         closing(BenchClient(session.url)) as client,
