@@ -32,7 +32,8 @@ class RawFile:
         Raises:
             ConfigError: it is there, or cannot be read, or was measured otherwise.
         """
-        self._file = file
+        # A test bed changes the folder that relative paths begin at.
+        self._file = None if file is None else file.absolute()
         self._run: dict[str, Any] | None = dict(run)  # until it is written
         self.samples: list[Row] = []
         if file is None:

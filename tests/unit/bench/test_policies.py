@@ -339,6 +339,17 @@ def summarize_as_cost(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Row]:
 # Raw data
 
 
+def test_raw_data_stays_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test bed changes the working folder behind its back."""
+    monkeypatch.chdir(tmp_path)
+    raw = RawFile(Path("p.jsonl"), False, {})
+    monkeypatch.chdir("/")
+    raw.keep({"pair": 0})
+    assert (tmp_path / "p.jsonl").is_file()
+
+
 def test_raw_data_is_on_disk_at_once_and_taken_up_again(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     first = RawFile(file, False, {"model": "demo"})
