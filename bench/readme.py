@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ Row = Mapping[str, Any]
 
 def render(name: str, report: Mapping[str, Any]) -> str:
     """The Markdown between the markers of the table `name`, a key of `TABLES`."""
-    lines = TABLES[name](report["rows"])
-    return "\n".join(["", *lines, "", _caption(report["meta"], report["rows"]), ""])
+    table, measured = TABLES[name]
+    meta, rows = report["meta"], report["rows"]
+    return "\n".join(["", *table(rows), "", f"{measured(rows)} {_caption(meta)}", ""])
 
 
 def replace_table(text: str, name: str, table: str) -> str:
@@ -98,7 +99,61 @@ def _topology(rows: Sequence[Row]) -> list[str]:
     return _table(columns, lines)
 
 
-TABLES = {"hit": _hit, "topology": _topology}
+def _policies(rows: Sequence[Row]) -> list[str]:
+    """A line per policy, the best first."""
+    columns = ["policy", "mean TTFT", "over the better arm", "more than `cost`", "relayed"]
+    grid = sorted(_grid(rows), key=lambda row: float(row["regret"]["estimate"]))
+    lines = [
+        [
+            f"`{row['policy']}`",
+            f"{row['mean_ttft_s']:.3f} s",
+            _share(row["regret"]),
+            _share(row["regret_over_cost"]) if "regret_over_cost" in row else "-",
+            _relayed(row["decided"]),
+        ]
+        for row in grid
+    ]
+    return _table(columns, lines)
+
+
+def _grid(rows: Sequence[Row]) -> list[Row]:
+    """Those of a policy over all cells."""
+    return [row for row in rows if "cells" in row]
+
+
+def _relayed(decided: Mapping[str, int]) -> str:
+    """Of all requests; a policy that has other arms has none of this."""
+    if not set(decided) <= {"recompute", "relay", "relay_part"}:
+        return "-"
+    return f"{1 - decided.get('recompute', 0) / sum(decided.values()):.0%}"
+
+
+def _share(interval: Mapping[str, float]) -> str:
+    """In percent, with its interval if there is one."""
+    text = f"{interval['estimate']:.1%}"
+    return text + (f" [{interval['low']:.1%}, {interval['high']:.1%}]" if "low" in interval else "")
+
+
+def _median_of(rows: Sequence[Row]) -> str:
+    repeats = max(row["relay_s"]["n"] for row in rows)
+    return f"Median TTFT of {repeats} at the HTTP endpoint; B's prompt is A's plus 32 other tokens."
+
+
+def _mean_of(rows: Sequence[Row]) -> str:
+    cells = _grid(rows)[0]
+    return (
+        f"{cells['pairs']} requests in {cells['cells']} cells of shared prefix, length and link, "
+        "each measured recomputed and relayed."
+    )
+
+
+Table = Callable[[Sequence[Row]], list[str]]
+# Each with what is said of how it was measured.
+TABLES: Mapping[str, tuple[Table, Callable[[Sequence[Row]], str]]] = {
+    "hit": (_hit, _median_of),
+    "topology": (_topology, _median_of),
+    "policies": (_policies, _mean_of),
+}
 
 
 def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
@@ -110,11 +165,9 @@ def _seconds(figure: Mapping[str, float]) -> str:
     return f"{figure['median']:.3f} s"
 
 
-def _caption(meta: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def _caption(meta: Mapping[str, Any]) -> str:
     versions = meta["versions"]
-    repeats = max(row["relay_s"]["n"] for row in rows)
     return (
-        f"Median TTFT of {repeats} at the HTTP endpoint; B's prompt is A's plus 32 other tokens. "
         f"{meta['cores']} cores ({meta['cpu']}), vLLM {versions['vllm']}, Ray {versions['ray']}, "
         f"model {meta['model']}, commit `{str(meta['commit'])[:10]}`: `{meta['command']}`"
     )

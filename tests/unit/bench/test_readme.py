@@ -56,7 +56,7 @@ def test_a_table_replaces_what_lies_between_its_own_markers() -> None:
 def test_a_report_of_no_table_changes_nothing(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("as it was", encoding="utf-8")
-    with pytest.raises(ValueError, match="known: hit, topology"):
+    with pytest.raises(ValueError, match="known: hit, topology, policies"):
         main(readme, [tmp_path / "other.json"])
     assert readme.read_text(encoding="utf-8") == "as it was"
 
@@ -95,6 +95,26 @@ def test_topology_shows_the_fastest_way_of_each_link_and_length() -> None:
     assert lines[2:] == [
         "| `same-node` | 512 | 1.000 s | 0.125 s | - | - | 0.100 s | 8.00 | - |",
         "| `1gbit` | 512 | 1.000 s | 0.500 s | nixl raw | 0.100 s | 0.100 s | 2.00 | 2.50 |",
+    ]
+
+
+def test_policies_are_shown_the_best_first() -> None:
+    def of(policy: str, regret: float, decided: dict[str, int], **more: Any) -> dict[str, Any]:
+        found = {"estimate": regret, "low": regret - 0.01, "high": regret + 0.01}
+        of_grid = {"cells": 2, "pairs": 16, "mean_ttft_s": 1.5, "decided": decided}
+        return {"policy": policy, **of_grid, "regret": found, **more}
+
+    rows = [
+        of("never", 0.5, {"recompute": 16}, regret_over_cost={"estimate": 0.48}),
+        of("owner_affinity", -0.1, {"owner_affinity": 16}),
+        of("cost", 0.02, {"recompute": 4, "relay": 8, "relay_part": 4}),
+        {"policy": "cost", "tokens": 512},
+    ]
+    lines = _lines("policies", rows)
+    assert lines[2:] == [
+        "| `owner_affinity` | 1.500 s | -10.0% [-11.0%, -9.0%] | - | - |",
+        "| `cost` | 1.500 s | 2.0% [1.0%, 3.0%] | - | 75% |",
+        "| `never` | 1.500 s | 50.0% [49.0%, 51.0%] | 48.0% | 0% |",
     ]
 
 
