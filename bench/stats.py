@@ -68,10 +68,8 @@ def ratio_interval(
     """Geometric mean of paired ratios with a stratified bootstrap interval.
 
     The pairs are drawn anew within each stratum, the strata (restarts of the engines) stay:
-    the interval is about the engines that ran. What differs from one restart to the next has
-    too few degrees of freedom here for an interval of its own; the ratios of the single
-    restarts, reported beside it, and the A/A comparison show its size. Every stratum counts
-    the same, so that with rotated roles the place of an engine cancels.
+    the interval is about the engines that ran. `interval_over_strata` is about others too. Every
+    stratum counts the same, so that with rotated roles the place of an engine cancels.
 
     Args:
         strata: ratios of the pairs of each stratum.
@@ -95,6 +93,29 @@ def ratio_interval(
     low, high = draws[int(0.025 * num_draws)], draws[min(num_draws - 1, int(0.975 * num_draws))]
     total = sum(map(len, logs))
     return Interval(math.exp(estimate), math.exp(low), math.exp(high), total)
+
+
+def interval_over_strata(strata: Mapping[int, Sequence[float]]) -> Interval | None:
+    """The same estimate for strata (restarts of the engines) that have not been run.
+
+    By Student's t on the logarithms of the strata's means. `n` counts strata.
+
+    Args:
+        strata: ratios of the pairs of each stratum.
+
+    Returns:
+        None below four strata, about which nothing can be said.
+
+    Raises:
+        ValueError: there is an empty one, or a ratio that is not positive.
+    """
+    means = [statistics.fmean(_logs(ratios)) for ratios in strata.values()]
+    if len(means) < 4:
+        return None
+    estimate = statistics.fmean(means)
+    half = t975(len(means) - 1) * statistics.stdev(means) / math.sqrt(len(means))
+    low, high = math.exp(estimate - half), math.exp(estimate + half)
+    return Interval(math.exp(estimate), low, high, len(means))
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

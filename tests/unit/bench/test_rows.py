@@ -77,10 +77,10 @@ def test_the_peer_loads_what_it_was_given() -> None:
     assert hit.peer_hit_tokens(7900 + 32) == 7808
 
 
-def miss_samples() -> list[dict[str, Any]]:
-    """Two starts of two repeats: the connector 1 % slower; alternations; idle CPU."""
+def miss_samples(restarts: int = 2) -> list[dict[str, Any]]:
+    """Starts of two repeats: the connector 1 % slower; alternations; idle CPU."""
     samples: list[dict[str, Any]] = []
-    for restart in range(2):
+    for restart in range(restarts):
         for repeat in range(2):
             for role, value in (("connector", 1.01), ("plain", 1.0), ("control", 1.0)):
                 factors = {"restart": restart, "repeat": repeat, "tokens": 512, "role": role}
@@ -103,11 +103,18 @@ def test_miss_rows() -> None:
     assert set(ttft["miss_ratio"]) == {"estimate", "low", "high", "n"}
     assert ttft["aa_ratio"]["estimate"] == pytest.approx(1.0)
     assert ttft["miss_ratio_by_restart"] == [1.01, 1.01]
+    assert "miss_ratio_over_starts" not in ttft  # of two starts nothing can be said
     assert ttft["aim_met"] is True
     assert itl["alternations"] == 3 and itl["itl_ratio"]["estimate"] == pytest.approx(1.0)
     assert idle["connector_extra_cores"]["median"] == pytest.approx(0.0)
     for count in range(len(miss_samples())):
         json.dumps(miss_rows.summarize(miss_samples()[:count]))
+
+
+def test_miss_rows_of_many_starts_speak_of_any_start() -> None:
+    ttft = miss_rows.summarize(miss_samples(4))[0]
+    assert ttft["miss_ratio_over_starts"]["n"] == ttft["aa_ratio_over_starts"]["n"] == 4
+    assert ttft["miss_ratio_over_starts"]["estimate"] == ttft["miss_ratio"]["estimate"]
 
 
 def test_parts_rotate_over_the_engines() -> None:

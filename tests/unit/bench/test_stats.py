@@ -9,6 +9,7 @@ import pytest
 from kvrelay.bench.stats import (
     figure,
     geometric_mean,
+    interval_over_strata,
     paired_ratios,
     ratio_interval,
     ratio_of_medians,
@@ -53,6 +54,25 @@ def test_the_interval_covers_what_it_should() -> None:
         interval = ratio_interval(strata, seed, num_draws=400)
         hits += interval.low <= 1 <= interval.high
     assert 130 <= hits <= 149
+
+
+def test_what_differs_between_strata_is_in_the_interval_over_them() -> None:
+    """Pairs hardly differ within a stratum here, so the other interval misses the truth mostly."""
+    rng = random.Random(5)
+    hits = within = 0
+    for seed in range(200):
+        strata = {}
+        for start in range(6):
+            shift = rng.lognormvariate(0, 0.03)
+            strata[start] = [shift * rng.lognormvariate(0, 0.01) for _ in range(5)]
+        interval = interval_over_strata(strata)
+        assert interval is not None and interval.n == 6
+        hits += interval.low <= 1 <= interval.high
+        other = ratio_interval(strata, seed, num_draws=200)
+        within += other.low <= 1 <= other.high
+    assert 180 <= hits <= 199
+    assert within < 100
+    assert interval_over_strata({n: [1.0, 2.0] for n in range(3)}) is None
 
 
 @pytest.mark.parametrize("strata", [{}, {0: []}, {0: [1.0], 1: [0.0]}])
