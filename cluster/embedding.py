@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -43,8 +44,12 @@ def load_encoder(model: str) -> Encoder:
         ConfigError: it cannot be loaded.
     """
     check_embedding()
+    import transformers
     from sentence_transformers import SentenceTransformer
 
+    # It is small and there at once; a bar and a line about that would only be in the way.
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
     try:
         # On the CPU: the ingress has no GPU of its own.
         loaded: Any = SentenceTransformer(_packaged() if model == PACKAGED else model, device="cpu")
