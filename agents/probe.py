@@ -91,12 +91,14 @@ async def _compute(client: Any, tokens: int) -> None:
     # Ordinary words: special tokens, such as images have, are at either end of a vocabulary.
     words = client.model_config.get_vocab_size()
     prompt = random.choices(range(words // 4, max(words // 2, words // 4 + 1)), k=tokens)
+    # Without a connector nobody reads a label, and vLLM would warn of it.
+    told = client.vllm_config.kv_transfer_config is not None
     params = SamplingParams(
         max_tokens=1,
         ignore_eos=True,
         detokenize=False,
         skip_reading_prefix_cache=True,
-        extra_args={"kv_transfer_params": Labels(is_probe=True).added_to(None)},
+        extra_args={"kv_transfer_params": Labels(is_probe=True).added_to(None)} if told else None,
     )
     answer = client.generate({"prompt_token_ids": prompt}, params, f"kvrelay-probe-{uuid.uuid4()}")
     async with contextlib.aclosing(answer):

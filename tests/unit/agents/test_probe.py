@@ -41,6 +41,7 @@ class Client:
         self.model_config = SimpleNamespace(
             max_model_len=max_model_len, get_vocab_size=lambda: 1000
         )
+        self.vllm_config = SimpleNamespace(kv_transfer_config=object())
         self.costs = Costs(STEP_TOKENS)
         self.truth, self.now_s = truth, 0.0
         self.prompts: list[list[int]] = []
@@ -94,6 +95,13 @@ async def test_without_lengths_it_is_only_warm() -> None:
     assert await warm_up(client, (), lambda: client.now_s) == 0
     assert [len(prompt) for prompt in client.prompts] == [WARM_UP]
     assert set(client.loggers) == {None}
+
+
+async def test_an_engine_without_a_connector_is_told_nothing() -> None:
+    client = Client()
+    client.vllm_config.kv_transfer_config = None
+    await warm_up(client, (), lambda: client.now_s)
+    assert [params.extra_args for params in client.params] == [None]
 
 
 async def test_a_slow_engine_gets_shorter_prompts_and_no_more_time() -> None:
