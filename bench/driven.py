@@ -87,7 +87,7 @@ class DrivenEngine:
         Args:
             model: folder of the model.
             store: address of its node's store.
-            relay: further settings of relay.
+            relay: further settings of relay; unless they name a policy, what is held is relayed.
             environment: of the process, default: this one's; unless it says to which cores the
                 engine is bound, to all.
             log: takes what it prints; default: where this process prints.
@@ -122,7 +122,7 @@ class DrivenEngine:
                 "kv_connector_module_path": "kvrelay.relay.connector",
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"store": store, **(relay or {})},
+                "kv_connector_extra_config": {"store": store, "policy": "always", **(relay or {})},
             }
         self._connection.send(arguments)
         self._ready = False

@@ -187,9 +187,9 @@ class RelayConfig(_Strict):
         encoded_bytes: memory of each node's store, besides, for blocks that `capacity_bytes` has
             no room for: a quarter shorter, and slower to load. None by default: whoever has sized
             a machine or a container for the one must not find it full hours later.
-        policy: `always`, `never`, `min_tokens:N`, `floor_and_queue:N,LOADS`, `cost`: what measured
-            costs of this engine say is cheaper; or `similarity:0.85,0.90`, which goes by the cosine
-            of `embedding_model`: for KV on this node, and on others.
+        policy: `cost`, by default: what measured costs of this engine say is cheaper; or a rule:
+            `always`, `never`, `min_tokens:N`, `floor_and_queue:N,LOADS`, `similarity:0.85,0.90`,
+            which goes by the cosine of `embedding_model`: for KV on this node, and on others.
         exploration: share of sessions to which `cost` gives the other arm by lot, to notice when
             costs change, and where relay does not pay; while it knows too little, more. 0: none.
         switchback_s: for an experiment with `cost`: all agents relay whatever they can, or nothing,
@@ -215,7 +215,7 @@ class RelayConfig(_Strict):
     enabled: bool = True
     capacity_bytes: ByteSize = 2 * 2**30
     encoded_bytes: ByteSizeOrNone = 0
-    policy: PolicyName = "always"
+    policy: PolicyName = "cost"
     exploration: float = Field(default=0.01, ge=0, le=0.5)
     switchback_s: float = Field(default=0, ge=0, allow_inf_nan=False)
     queue_weight: float = Field(default=0.5, ge=0)

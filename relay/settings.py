@@ -34,7 +34,7 @@ class RelaySettings:
     """
 
     store: str | None = None
-    policy: str = "always"
+    policy: str = "cost"
     exploration: float = 0.01
     queue_weight: float = 0.5
     switchback_s: float = 0.0

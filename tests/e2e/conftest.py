@@ -50,7 +50,8 @@ CONFIG = {
         {"name": "b", "model": "demo", "num_cpus": 0.5},
         {"name": "plain", "model": "demo", "num_cpus": 0.5, "relay": False},
     ],
-    "relay": {"capacity_bytes": "512MiB"},
+    # What is held is relayed, whether it pays or not: the tests are of what a relay does.
+    "relay": {"policy": "always", "capacity_bytes": "512MiB"},
     "operator": {"token_sha256": hashlib.sha256(OPERATOR_TOKEN.encode()).hexdigest()},
     # Small, so that the decision log fills files: they become Parquet inside the engines.
     "telemetry": {"decisions": {"max_bytes": "1MiB"}},

@@ -37,7 +37,7 @@ CONFIG = {
         {"name": "a", "model": "demo", "num_cpus": 0.5, "node": "node-2"},
         {"name": "b", "model": "demo", "num_cpus": 0.5, "node": "node-1"},
     ],
-    "relay": {"capacity_bytes": "128MiB"},
+    "relay": {"policy": "always", "capacity_bytes": "128MiB"},
     "http": {"port": PORT, "node": "node-1"},
 }
 

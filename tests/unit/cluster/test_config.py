@@ -63,7 +63,7 @@ def test_sizes_refused(text: Any) -> None:
             "relay: policy 'similarity:0.85,0.90' needs embedding_model, such as minilm",
         ),
         (
-            {"relay": {"switchback_s": 60}},
+            {"relay": {"switchback_s": 60, "policy": "always"}},
             "relay: switchback_s needs the policy cost, not 'always'",
         ),
         ({"relay": {"switchback_s": 0.5, "policy": "cost"}}, "relay: switchback_s must be 0 or "),
@@ -207,6 +207,10 @@ def test_the_decision_log_may_be_off(written: object, num_bytes: int) -> None:
 def test_an_experiment_reaches_the_engines() -> None:
     relay = load_config(base(relay={"policy": "cost", "switchback_s": 120})).relay
     assert [relay.settings(agent).switchback_s for agent in "ab"] == [120.0, 120.0]
+
+
+def test_what_is_cheaper_is_done_unless_a_rule_is_named() -> None:
+    assert load_config(base()).relay.settings("a").policy == "cost"
 
 
 def test_relay_settings() -> None:
