@@ -144,11 +144,16 @@ def test_a_cancelled_read_becomes_quiet_and_writes_no_more(pair: Pair) -> None:
     spans = [(n * 1_000_000, 1_000_000) for n in range(16)]
     pair.source.call("fill", spans, 7)
     offer = pair.source.call("offer", spans)
-    read = pair.reader.call("read", offer, spans)
-    pair.reader.call("cancel", read)
-    pair.reader.call("cancel", read)
-    assert pair.reader.call("wait_quiet", read, 10.0)
-    assert "cancelled" in pair.reader.call("poll", read)
+    for _ in range(20):
+        read = pair.reader.call("read", offer, spans)
+        pair.reader.call("cancel", read)
+        pair.reader.call("cancel", read)
+        assert pair.reader.call("wait_quiet", read, 10.0)
+        state = pair.reader.call("poll", read)
+        if state != len(spans):
+            break
+        pair.reader.call("drop", read)  # it was there before anybody could cancel it
+    assert "cancelled" in str(state)
     pair.reader.call("erase", BACKGROUND)
     other = pair.source.call("offer", spans[:1])
     pair.reader.call("fetch", other, spans[:1])  # moves whatever may still move

