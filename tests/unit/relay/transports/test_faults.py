@@ -1,6 +1,8 @@
 """What goes wrong on the way: the bytes of a read that was given up strike nobody."""
 
 import ctypes
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -216,7 +218,7 @@ def test_patience_with_a_stopped_source_ends(hosts: HostMaker) -> None:
 def test_source_killed_and_started_again(way: Way, hosts: HostMaker) -> None:
     reader = hosts(way)
     fds = []
-    for incarnation in range(4):
+    for incarnation in range(6):
         source = hosts(way)
         source.call("fill", SPANS, incarnation)
         wanted = source.call("digests", SPANS)
@@ -238,9 +240,11 @@ def test_source_killed_and_started_again(way: Way, hosts: HostMaker) -> None:
         for _ in range(10):
             with pytest.raises(TransferError):
                 reader.call("fetch", offer, SPANS)
-    # UCX leaks a socket where a connection fails that was begun: one in each round, and in one of
-    # six runs a second one in some round. The ten fetches that fail afterwards leak none.
-    assert fds[-1] - fds[0] <= 2 * 3
+    # UCX leaks a socket where a connection fails that was begun: one in each round, now and then a
+    # second one. The ten fetches that fail afterwards leak none.
+    more = [after - before for before, after in itertools.pairwise(fds)]
+    assert statistics.median(more) <= 1, fds
+    assert max(more) <= 2, fds
 
 
 def settled_fds(host: Any) -> float:
