@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvrelay.cluster.embedding import packaged_encoder
+from kvrelay.cluster.embedding import Encoder
 from kvrelay.policies.similarity import cosine
 
 Cosine = Callable[[Sequence[int], Sequence[int]], float]
 
 
-def cosine_of_tokens(model: str | Path) -> tuple[Cosine | None, str | None]:
-    """What gives the cosine of two prompts; without the extra `embed` none, and the reason.
+def cosine_of_texts(encoder: Encoder, one: str, other: str) -> float:
+    """From 0 to 1; what points the other way is not alike at all."""
+    first, second = encoder(one), encoder(other)
+    return min(1.0, max(0.0, float(cosine(first[None, :], second)[0])))
+
+
+def cosine_of_tokens(model: str | Path, encoder: Encoder | None) -> Cosine | None:
+    """What gives the cosine of two prompts; None without an encoder.
 
     Args:
         model: whose tokens they are: its folder or Hugging Face id.
+        encoder: gives a text's unit vector.
     """
-    encoder, reason = packaged_encoder()
     if encoder is None:
-        return None, reason
+        return None
     from transformers import AutoTokenizer
 
     decode = AutoTokenizer.from_pretrained(str(model)).decode
-
-    def of(one: Sequence[int], other: Sequence[int]) -> float:
-        first, second = (encoder(decode(list(tokens))) for tokens in (one, other))
-        return min(1.0, max(0.0, float(cosine(first[None, :], second)[0])))
-
-    return of, None
+    return lambda one, other: cosine_of_texts(encoder, decode(list(one)), decode(list(other)))

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvrelay.bench.report import write_atomically
-
-Row = Mapping[str, Any]
+from kvrelay.bench.policies_rows import GRID_TABLE
+from kvrelay.bench.report import Row, write_atomically
 
 
 def render(name: str, report: Mapping[str, Any]) -> str:
@@ -109,7 +108,7 @@ def _policies(rows: Sequence[Row]) -> list[str]:
             f"{row['mean_ttft_s']:.3f} s",
             _share(row["regret"]),
             _share(row["regret_over_cost"]) if "regret_over_cost" in row else "-",
-            _relayed(row["decided"]),
+            GRID_TABLE["relayed"](row),
         ]
         for row in grid
     ]
@@ -119,13 +118,6 @@ def _policies(rows: Sequence[Row]) -> list[str]:
 def _grid(rows: Sequence[Row]) -> list[Row]:
     """Those of a policy over all cells."""
     return [row for row in rows if "cells" in row]
-
-
-def _relayed(decided: Mapping[str, int]) -> str:
-    """Of all requests; a policy that has other arms has none of this."""
-    if not set(decided) <= {"recompute", "relay", "relay_part"}:
-        return "-"
-    return f"{1 - decided.get('recompute', 0) / sum(decided.values()):.0%}"
 
 
 def _share(interval: Mapping[str, float]) -> str:

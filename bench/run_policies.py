@@ -36,7 +36,7 @@ from kvrelay.bench.testbed.link import Link, parse_link
 from kvrelay.bench.topology import FAR, NEAR, SAME_NODE, B
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import err, out
-from kvrelay.cluster.embedding import PACKAGED, packaged_encoder
+from kvrelay.cluster.embedding import PACKAGED, Encoder, packaged_encoder
 from kvrelay.cluster.lifecycle import signals_as_exit
 from kvrelay.cluster.model import ensure_model
 from kvrelay.relay.memory import available_bytes
@@ -91,7 +91,7 @@ def main(options: Options) -> None:
     """
     if reason := system.unavailable():
         raise BenchError(reason)
-    _, no_cosine = packaged_encoder()
+    encoder, no_cosine = packaged_encoder()
     scored = options.policies
     if no_cosine is not None:
         scored = tuple(name for name in scored if not name.startswith(_SIMILARITY))
@@ -115,7 +115,7 @@ def main(options: Options) -> None:
         try:
             if _missing(options, raw):
                 _say(options, raw)
-                _measure(options, raw, meta)
+                _measure(options, raw, meta, encoder)
         finally:
             meta["aims"] = [asdict(aim) for aim in aims(report.rows(), options.smoke)]
     _show(report, options)
@@ -162,7 +162,7 @@ def _say(options: Options, raw: RawFile, slowness: float = 1.0) -> None:
     err.print(f"all of it: about {policies_plan.duration(total_s)}{more}", highlight=False)
 
 
-def _measure(options: Options, raw: RawFile, meta: Row) -> None:
+def _measure(options: Options, raw: RawFile, meta: Row, encoder: Encoder | None) -> None:
     """Add the pairs that are missing."""
     with ExitStack() as stack:
         source = ensure_model(options.model, lambda line: err.print(line, highlight=False))
@@ -186,7 +186,7 @@ def _measure(options: Options, raw: RawFile, meta: Row) -> None:
         set_way(*policies.WAY)
         gate = QuietGate(session.id, options.quiet_wait_s)
         name = f"policies-{len(raw.samples)}"
-        cosine, _ = cosine_of_tokens(source)
+        cosine = cosine_of_tokens(source, encoder)
         bench = policies.Bench(client, near, far, wire, prompts, gate, name, cosine=cosine)
         rng = random.Random(options.seed + len(raw.samples))
         with err.status("warming up"):

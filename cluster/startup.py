@@ -92,12 +92,13 @@ def deploy(config: ClusterConfig, tell: Reporter) -> None:
         if cause := _failure(status):
             raise LifecycleError(cause)
         time.sleep(POLL_S)
-    why = (
-        f": no node of the Ray cluster has room for {waiting}; add nodes, or lower num_cpus, "
-        "num_gpus or replicas (`ray status` tells what is free)"
-    )
     late = f"the engines did not load within {START_TIMEOUT_S:.0f} s"
-    raise LifecycleError(late + (why if waiting else ""))
+    if waiting:
+        late += (
+            f": no node of the Ray cluster has room for {waiting}; add nodes, or lower num_cpus, "
+            "num_gpus or replicas (`ray status` tells what is free)"
+        )
+    raise LifecycleError(late)
 
 
 def _replicas_running(status: Any, agent: str) -> int:

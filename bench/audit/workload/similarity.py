@@ -22,10 +22,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from kvrelay.bench.alike import cosine_of_texts
 from kvrelay.bench.audit.workload.text import Language, Library, Theme
 from kvrelay.bench.errors import BenchError
 from kvrelay.cluster.embedding import Encoder
-from kvrelay.policies.similarity import Floats, cosine, jaccard, prompt_words, signature
+from kvrelay.policies.similarity import Floats, jaccard, prompt_words, signature
 
 Decode = Callable[[Sequence[int]], str]
 Tokens = tuple[int, ...]
@@ -180,8 +181,7 @@ def measure(prompts: PromptPair, decode: Decode, encoder: Encoder | None = None)
     """
     angle = None
     if encoder is not None:
-        one, two = (encoder(decode(each)) for each in (prompts.first, prompts.second))
-        angle = min(1.0, max(0.0, float(cosine(one[None, :], two)[0])))
+        angle = cosine_of_texts(encoder, decode(prompts.first), decode(prompts.second))
     index = _shingle_index(prompts.first, prompts.second)
     return Similarity(prompts.shared_prefix_fraction, index, angle)
 

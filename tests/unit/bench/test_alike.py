@@ -23,16 +23,14 @@ def test_it_is_that_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(tokens: Sequence[int]) -> str:
         return " ".join("abc"[token] for token in tokens)
 
-    monkeypatch.setattr(alike, "packaged_encoder", lambda: (encode, None))
     tokenizer = SimpleNamespace(from_pretrained=lambda model: SimpleNamespace(decode=decode))
     monkeypatch.setattr(transformers, "AutoTokenizer", tokenizer)
-    cosine, reason = alike.cosine_of_tokens("any")
-    assert cosine is not None and reason is None
+    cosine = alike.cosine_of_tokens("any", encode)
+    assert cosine is not None
     assert cosine((0,), (0, 1)) == pytest.approx(0.6)
     assert cosine((0,), (0,)) == 1.0
     assert cosine((0,), (2,)) == 0.0
 
 
-def test_without_the_extra_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "packaged_encoder", lambda: (None, "not installed"))
-    assert alike.cosine_of_tokens("any") == (None, "not installed")
+def test_without_an_encoder_there_is_none() -> None:
+    assert alike.cosine_of_tokens("any", None) is None
