@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from kvrelay.relay.client import StoreClient
 from kvrelay.relay.keys import BlockKey, child_key, pack_tokens, root_key
 
 _CALL_TIMEOUT_S = 30.0
+_AGAIN_S = 0.1
 
 
 class View:
@@ -72,12 +74,18 @@ class Site:
         """
         import ray
 
-        answer = getattr(self.handle.actor, method).remote(*args)
-        try:
-            return ray.get(answer, timeout=_CALL_TIMEOUT_S)
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise BenchError(f"the store of {self.node.label}: {reason}") from error
+        end_s = time.monotonic() + _CALL_TIMEOUT_S
+        while True:
+            answer = getattr(self.handle.actor, method).remote(*args)
+            try:
+                return ray.get(answer, timeout=_CALL_TIMEOUT_S)
+            except ray.exceptions.RayError as error:
+                # Ray goes on calling a process that was killed until it learns of the next one.
+                passing = isinstance(error, ray.exceptions.ActorUnavailableError)
+                if not passing or time.monotonic() > end_s:
+                    reason = str(error).strip().splitlines()[-1]
+                    raise BenchError(f"the store of {self.node.label}: {reason}") from error
+                time.sleep(_AGAIN_S)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run one of `store_hooks` in the store's process."""

@@ -9,14 +9,19 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from kvrelay.bench import faults, faults_rows
+from kvrelay.bench.errors import BenchError
 from kvrelay.bench.faults import FAULTS, NIXL, PLASMA, SPLIT, WAYS
 from kvrelay.bench.faults_inject import STRIKES
+from kvrelay.bench.faults_sites import Site
 from kvrelay.bench.leftovers import memfds
+from kvrelay.bench.testbed.network import Node
 from kvrelay.policies import Reason
 
 RECORD = {
@@ -229,3 +234,33 @@ assert -3601 < time.time() - real[1]() < -3599
 assert -3601 < time.time_ns() / 1e9 - real[1]() < -3599
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd="/")
+
+
+class _Store:
+    """A store's actor whose process has just been replaced: so many calls go astray."""
+
+    def __init__(self, astray: int) -> None:
+        self.astray = astray
+        self.stats = self
+
+    def remote(self) -> int:
+        self.astray -= 1
+        return self.astray
+
+    def answer(self, left: int, timeout: float) -> dict[str, int]:
+        if left >= 0:
+            raise ray.exceptions.ActorUnavailableError("not reached", None)
+        if left < -1:
+            raise ray.exceptions.RayActorError()
+        return {"fetches": 0}
+
+
+def test_a_store_that_ray_has_not_found_again_yet_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = _Store(astray=2)
+    monkeypatch.setattr(ray, "get", store.answer)
+    site = Site(Node("node-2", "", "", "", ""), SimpleNamespace(actor=store))
+    assert site.stats() == {"fetches": 0}
+    with pytest.raises(BenchError, match="the store of node-2"):
+        site.stats()
