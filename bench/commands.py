@@ -360,7 +360,7 @@ def simulate(
     policies: Annotated[str, typer.Option(help="what is compared")] = SIMULATED_POLICIES,
     repeats: Annotated[int, typer.Option(help="seeds", min=1)] = 1,
     calibrate: Annotated[
-        Path | None, typer.Option(help="JSON of `bench topology` whose cells to compare with")
+        Path | None, typer.Option(help="JSON of `bench topology` to fit engines to, and to compare with")
     ] = None,
     json_file: JsonFile = None,
     samples_file: SamplesFile = None,
@@ -370,7 +370,8 @@ def simulate(
     """What policies do to TTFT on a cluster of any size: a simulation of the demo model on CPUs.
 
     The policies are the engines' own, one instance for each; queues, caches, stores and links are
-    simulated. `--calibrate` says how far its seconds are from those of real nodes.
+    simulated. `--calibrate` gives them the speed of real engines, and says how far off they are:
+    each length is forecast from the others, each link from the shared node and plain TCP.
 
     Examples:
 

@@ -14,6 +14,7 @@ from kvrelay.bench import simulate_rows
 from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.report import Report, kept, new_meta, show
 from kvrelay.bench.simulate import simulate
+from kvrelay.bench.simulate_fit import BLOCK_TOKENS, Cell, fitted
 from kvrelay.bench.simulate_world import World, paced
 from kvrelay.bench.testbed.link import parse_link
 from kvrelay.bench.trace_profiles import PROFILES, TOOL_AGENT
@@ -23,7 +24,6 @@ from kvrelay.cluster.cli.console import err, out
 from kvrelay.cluster.errors import ConfigError
 from kvrelay.cluster.lifecycle import signals_as_exit
 
-BLOCK_TOKENS = 128
 GENERATED = "generated"
 SMOKE_REQUESTS = 2_000
 METHOD = """\
@@ -80,14 +80,14 @@ def main(options: Options) -> None:
     Raises:
         KvrelayError: the trace or the report to compare with cannot be read.
     """
-    world = options.world
+    cells = _measured(options.calibrate) if options.calibrate else []
+    world = fitted(cells, options.world) or options.world
     meta = new_meta("none", options.seed, world=asdict(world), load=options.load, statistics=[])
     if options.smoke:
         meta["not_covered"] = " ".join(NOT_COVERED.split())
     report = Report(meta, simulate_rows.summarize)
     if options.calibrate is not None:
-        measured = _measured_rows(options.calibrate)
-        meta["calibration"] = simulate_rows.calibration(measured, world)
+        meta["calibration"] = simulate_rows.calibration(cells, options.world)
     with (
         signals_as_exit(),
         kept(report, options.json_file, options.samples_file),
@@ -96,7 +96,7 @@ def main(options: Options) -> None:
         for seed in range(options.seed, options.seed + options.repeats):
             trace = paced(_trace(options, seed), world, options.load)
             meta["statistics"].append({"seed": seed, **asdict(describe(trace))})
-            for sample in _samples(trace, options, seed):
+            for sample in _samples(trace, world, options, seed):
                 report.samples.append(sample)
                 advance(1)
     _show(report, options)
@@ -120,8 +120,9 @@ def _first(trace: Trace, count: int) -> Trace:
     return replace(trace, **cut, starts=starts, blocks=trace.blocks[: starts[-1]])
 
 
-def _samples(trace: Trace, options: Options, seed: int) -> Iterator[dict[str, Any]]:
-    world = options.world
+def _samples(
+    trace: Trace, world: World, options: Options, seed: int
+) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     agents = rng.integers(world.num_agents, size=len(trace)).tolist()
     for policy in options.policies:
@@ -139,11 +140,12 @@ def _samples(trace: Trace, options: Options, seed: int) -> Iterator[dict[str, An
         }
 
 
-def _measured_rows(file: Path) -> list[dict[str, Any]]:
+def _measured(file: Path) -> list[Cell]:
     try:
-        return list(json.loads(file.read_text(encoding="utf-8"))["rows"])
+        rows = list(json.loads(file.read_text(encoding="utf-8"))["rows"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"--calibrate {file}: cannot be read as a report: {error}") from None
+    return [Cell.of(row) for row in rows]
 
 
 def _show(report: Report, options: Options) -> None:
@@ -151,7 +153,7 @@ def _show(report: Report, options: Options) -> None:
     show(f"simulated TTFT in s: {rows[0]['trace']}", simulate_rows.TABLE, rows)
     out.print(METHOD, style="dim", highlight=False, soft_wrap=True)
     if compared := report.meta.get("calibration"):
-        title = "an idle request, simulated; and its difference from what was measured"
+        title = "an idle request, simulated by what other lengths took; and how far off that is"
         show(title, simulate_rows.CALIBRATION_TABLE, compared)
     if options.smoke:
         err.print(NOT_COVERED, style="yellow", highlight=False, soft_wrap=True)

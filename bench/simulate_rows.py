@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from kvrelay.bench.prompts import OTHER_TOKENS
 from kvrelay.bench.report import Row, number
 from kvrelay.bench.simulate import simulate
+from kvrelay.bench.simulate_fit import BLOCK_TOKENS, RAW, SAME_NODE, Cell, fitted, lengths
 from kvrelay.bench.simulate_world import Simulated, World
 from kvrelay.bench.stats import figure, paired_ratios
 from kvrelay.bench.testbed.link import Link, parse_link
@@ -19,13 +19,10 @@ from kvrelay.bench.traces import Trace
 from kvrelay.cluster.errors import ConfigError
 
 CONTROL = "never"
-SAME_NODE = "same-node"
-BLOCK_TOKENS = 128
 QUANTILES = {"ttft_p50_s": 50, "ttft_p95_s": 95, "ttft_p99_s": 99}
 COUNTS = ("relays", "given_up", "relayed_tokens", "local_tokens", "wire_bytes")
 MEASURES = ("ttft_mean_s", *QUANTILES, *COUNTS, "link_busy_ratio")
 OVER_CONTROL = ("ttft_mean_s", "ttft_p95_s", "ttft_p99_s")
-CALIBRATED = ("recompute_s", "local_hit_s", "relay_s")
 
 
 def measures(outcome: Simulated, num_nodes: int, times_s: NDArray[np.float64]) -> Row:
@@ -68,30 +65,27 @@ def summarize(samples: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def calibration(measured: Sequence[Mapping[str, Any]], world: World) -> list[Row]:
-    """The rows of `bench topology`, and what an idle simulated cluster makes of the same cells.
+def calibration(cells: Sequence[Cell], world: World) -> list[Row]:
+    """Rows of `bench topology`, and what an idle simulated cluster makes of the same cells.
 
-    The link is as its row found it: the goodput of plain TCP if that is there. The coefficients
-    are the world's own, not fitted here, so that the difference says something.
-
-    Raises:
-        ConfigError: these are no rows of `bench topology`.
+    Each is forecast by engines that were fitted to the other lengths on one node, if there are
+    enough, else by those of `world`, so that the difference says something. The link is as its row
+    found it: the goodput of plain TCP if that is there. Codecs are not simulated, so that only
+    cells of raw blocks are compared.
     """
     rows = []
-    for row in measured:
-        try:
-            link, tokens = str(row["link"]), int(row["tokens"])
-            times_s = {name: float(row[name]["median"]) for name in CALIBRATED if name in row}
-            goodput = row["goodput_gbit_per_s"]["median"] if "goodput_gbit_per_s" in row else None
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"--calibrate: not a report of `kvrelay bench topology`: {error!r}"
-            ) from None
-        simulated = idle(world, _wire(link, goodput, world.wire_share), tokens)
-        found: Row = {"link": link, "tokens": tokens}
-        if "way" in row:
-            found["way"] = row["way"]
-        for name, value in times_s.items():
+    for cell in cells:
+        if cell.codec != RAW:
+            continue
+        others = [each for each in cells if each.tokens != cell.tokens]
+        theirs = fitted(others, world)
+        link = _wire(cell.link, cell.goodput_gbit_per_s, world.wire_share)
+        simulated = idle(theirs or world, link, cell.tokens)
+        found: Row = {"link": cell.link, "tokens": cell.tokens}
+        if cell.way is not None:
+            found["way"] = cell.way
+        found["fitted_to"] = lengths(others) if theirs else []
+        for name, value in cell.seconds.items():
             found[name] = round(value, 6)
             found[f"simulated_{name}"] = round(simulated[name], 6)
             found[f"{name.removesuffix('_s')}_difference"] = round(simulated[name] / value - 1, 4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 
 from rich.console import Console, Group
@@ -12,7 +14,9 @@ from rich.text import Text
 
 from kvrelay.cluster.startup import Progress, Startup
 
-out = Console()
+# Where there is no terminal to fit into, no column of a table is to be cut.
+_FILE_WIDTH = 160
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH)
 err = Console(stderr=True)
 
 

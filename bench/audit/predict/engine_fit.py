@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import median
 
 import numpy as np
@@ -20,9 +19,8 @@ from numpy.typing import NDArray
 
 from kvrelay.bench.audit.predict.engine_probe import Sample
 from kvrelay.bench.errors import BenchError
+from kvrelay.bench.fits import Floats, least_relative
 from kvrelay.policies.prefill import PrefillCost, Work
-
-Floats = NDArray[np.float64]
 
 DRAWS = 1000
 _TERMS = 3
@@ -79,7 +77,7 @@ def fit_engine(samples: Sequence[Sample], seed: int = 1, draws: int = DRAWS) -> 
         raise ValueError(f"{len(names)} lengths of prompt; a curve of {_TERMS} terms needs as many")
     groups = [np.flatnonzero(rungs == name) for name in names]
     places = np.array([terms[group].mean(axis=0) for group in groups])
-    found = _fitted(places, _medians(seconds, groups))
+    found = least_relative(places, _medians(seconds, groups))
     longest = places[-1] * found
     if longest[1:].sum() < _LEAST_SHARE * longest.sum():
         raise BenchError(
@@ -94,7 +92,7 @@ def fit_engine(samples: Sequence[Sample], seed: int = 1, draws: int = DRAWS) -> 
     rng = np.random.default_rng(seed)
     drawn = np.array(
         [
-            _fitted(places, _medians(expected * (1 + rng.choice(spread, len(spread))), groups))
+            least_relative(places, _medians(expected * (1 + rng.choice(spread, len(spread))), groups))
             for _ in range(draws)
         ]
     )
@@ -123,24 +121,3 @@ def _terms(sample: Sample) -> tuple[float, float, float]:
 
 def _medians(seconds: Floats, groups: Sequence[NDArray[np.intp]]) -> Floats:
     return np.array([np.median(seconds[group]) for group in groups])
-
-
-def _fitted(places: Floats, seconds: Floats) -> Floats:
-    """Coefficients, none negative, of least squares of relative errors.
-
-    With three of them each set that may be positive is tried: the best one without a negative
-    coefficient is the solution (Lawson and Hanson, Solving Least Squares Problems, 1974, ch. 23).
-    """
-    design = places / seconds[:, None]
-    scale = np.sqrt((design**2).sum(axis=0))
-    best, least = np.zeros(_TERMS), np.inf
-    for size in range(1, _TERMS + 1):
-        for kept in map(list, combinations(range(_TERMS), size)):
-            solution = np.linalg.lstsq(
-                design[:, kept] / scale[kept], np.ones(len(seconds)), rcond=None
-            )[0]
-            loss = float(((design[:, kept] / scale[kept] @ solution - 1) ** 2).sum())
-            if (solution >= 0).all() and loss < least:
-                least, best = loss, np.zeros(_TERMS)
-                best[kept] = solution / scale[kept]
-    return best

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kvrelay.bench import run_simulate, simulate_rows
 from kvrelay.bench import simulate as simulate_module
 from kvrelay.bench.replayed import Load, Step, parse_policies, teach
 from kvrelay.bench.simulate import simulate
+from kvrelay.bench.simulate_fit import Cell, fitted
 from kvrelay.bench.simulate_nodes import Blocks, Links, Stores
 from kvrelay.bench.simulate_world import Simulated, World, paced
 from kvrelay.bench.testbed.link import Link, parse_link
@@ -334,9 +335,61 @@ def topology_row(link: str, **more: Any) -> dict[str, Any]:
     return {"link": link, "tokens": 1024, **times, **more}
 
 
+def calibration(rows: Sequence[dict[str, Any]], world: World) -> list[dict[str, Any]]:
+    return simulate_rows.calibration([Cell.of(row) for row in rows], world)
+
+
+def rows_of(world: World, *lengths: int) -> list[dict[str, Any]]:
+    """What `bench topology` would have measured, were this world real."""
+    return [
+        {"link": link or "same-node", "tokens": tokens, "codec": "raw"}
+        | {name: {"median": seconds} for name, seconds in idle_seconds.items()}
+        for tokens in lengths
+        for link in (None, "100mbit")
+        for idle_seconds in [simulate_rows.idle(world, link and parse_link(link), tokens)]
+    ]
+
+
+def test_engines_are_fitted_to_what_was_measured_on_one_node() -> None:
+    real = replace(
+        CLUSTER,
+        prefill=PrefillCost(0.06, 4e-4, 8e-8),
+        relay_fixed_s=0.01,
+        copy_bytes_per_s=10e9,
+    )
+    cells = [Cell.of(row) for row in rows_of(real, 512, 2048, 4096, 7936)]
+    found = fitted(cells, CLUSTER)
+    assert found is not None
+    assert astuple(found.prefill) == pytest.approx(astuple(real.prefill), rel=1e-6)
+    assert found.relay_fixed_s == pytest.approx(real.relay_fixed_s, rel=1e-6)
+    assert found.copy_bytes_per_s == pytest.approx(real.copy_bytes_per_s, rel=1e-6)
+    assert replace(found, prefill=CLUSTER.prefill) == replace(
+        CLUSTER, relay_fixed_s=found.relay_fixed_s, copy_bytes_per_s=found.copy_bytes_per_s
+    )
+
+
+def test_a_length_is_forecast_from_the_others() -> None:
+    real = replace(CLUSTER, prefill=PrefillCost(0.06, 4e-4, 8e-8))
+    measured = rows_of(real, 512, 2048, 4096, 7936)
+    measured[0]["recompute_s"]["median"] *= 3
+    found = calibration(measured, CLUSTER)
+    assert found[0]["fitted_to"] == [2048, 4096, 7936]
+    assert found[0]["recompute_difference"] == pytest.approx(1 / 3 - 1, abs=1e-4)
+    assert found[1]["relay_difference"] == pytest.approx(0, abs=1e-4)
+    assert abs(found[2]["recompute_difference"]) > 0.01  # its fit took in the wrong one
+    few = calibration(rows_of(real, 512, 2048, 4096), CLUSTER)
+    assert {tuple(row["fitted_to"]) for row in few} == {()}
+    assert fitted([], CLUSTER) is None
+
+
+def test_what_is_not_simulated_is_not_compared() -> None:
+    found = calibration([topology_row("100mbit", codec=name) for name in ("lz4", "raw")], CLUSTER)
+    assert len(found) == 1
+
+
 def test_overlapping_cells_are_compared() -> None:
     goodput = {"goodput_gbit_per_s": {"median": 0.05}}
-    rows = simulate_rows.calibration(
+    rows = calibration(
         [topology_row("same-node"), topology_row("100mbit"), topology_row("100mbit", **goodput)],
         CLUSTER,
     )
@@ -357,13 +410,13 @@ def test_overlapping_cells_are_compared() -> None:
     for column in simulate_rows.CALIBRATION_TABLE.values():
         assert column(found)
     with pytest.raises(ConfigError, match="not a report"):
-        simulate_rows.calibration([{"tokens": 3}], CLUSTER)
+        calibration([{"tokens": 3}], CLUSTER)
 
 
 def test_a_cell_without_some_measure_is_compared_by_the_others() -> None:
     row = topology_row("cluster")
     del row["local_hit_s"]
-    (found,) = simulate_rows.calibration([row], CLUSTER)
+    (found,) = calibration([row], CLUSTER)
     assert "relay_difference" in found and "local_hit_difference" not in found
     assert simulate_rows.CALIBRATION_TABLE["local\nhit"](found) == "-"
 
