@@ -360,7 +360,8 @@ def simulate(
     policies: Annotated[str, typer.Option(help="what is compared")] = SIMULATED_POLICIES,
     repeats: Annotated[int, typer.Option(help="seeds", min=1)] = 1,
     calibrate: Annotated[
-        Path | None, typer.Option(help="JSON of `bench topology` to fit engines to, and to compare with")
+        Path | None,
+        typer.Option(help="JSON of `bench topology` to fit engines to, and to compare with"),
     ] = None,
     json_file: JsonFile = None,
     samples_file: SamplesFile = None,

@@ -120,9 +120,7 @@ def _first(trace: Trace, count: int) -> Trace:
     return replace(trace, **cut, starts=starts, blocks=trace.blocks[: starts[-1]])
 
 
-def _samples(
-    trace: Trace, world: World, options: Options, seed: int
-) -> Iterator[dict[str, Any]]:
+def _samples(trace: Trace, world: World, options: Options, seed: int) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     agents = rng.integers(world.num_agents, size=len(trace)).tolist()
     for policy in options.policies:

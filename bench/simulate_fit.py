@@ -1,8 +1,8 @@
 """The engines of a simulated cluster, fitted to those that `bench topology` measured on one node.
 
     recompute = g + a*n + b*n^2                    n: prefix and the request's own tokens
-    local hit = g + a*m + b*((c+m)^2 - c^2)        m of them are computed behind the prefix
-    relay     = local hit + fixed + bytes / rate
+    local hit = g + a*m + b*((c+m)^2 - c^2)        m of them are computed behind c that are there
+    relay     = g + a*k + b*((c+k)^2 - c^2) + fixed + bytes / rate
 
 What links add is not fitted: cells over links say how right it is.
 """
@@ -99,17 +99,14 @@ def lengths(cells: Sequence[Cell]) -> list[int]:
 
 
 def _usable(cells: Sequence[Cell]) -> list[Cell]:
-    return [
-        each
-        for each in cells
-        if each.link == SAME_NODE and len(each.seconds) == len(MEASURED)
-    ]
+    return [each for each in cells if each.link == SAME_NODE and len(each.seconds) == len(MEASURED)]
 
 
 def _terms(cell: Cell, name: str, world: World) -> tuple[float, ...]:
     """What the coefficients are multiplied by: those of a prefill, and of a load."""
-    shared = cell.tokens // BLOCK_TOKENS * BLOCK_TOKENS
-    cached = 0 if name == "recompute_s" else shared
+    blocks = cell.tokens // BLOCK_TOKENS * BLOCK_TOKENS
+    # Relay brings the last block too if it is only begun, which the engine's own cache lacks.
+    cached = {"recompute_s": 0, "local_hit_s": blocks, "relay_s": cell.tokens}[name]
     work = Work.of(cached, cell.tokens + OTHER_TOKENS - cached)
-    load = (1.0, float(shared * world.bytes_per_token)) if name == "relay_s" else (0.0, 0.0)
+    load = (1.0, float(cached * world.bytes_per_token)) if name == "relay_s" else (0.0, 0.0)
     return 1.0, float(work.tokens), float(work.squares), *load

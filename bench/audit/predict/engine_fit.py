@@ -92,7 +92,9 @@ def fit_engine(samples: Sequence[Sample], seed: int = 1, draws: int = DRAWS) -> 
     rng = np.random.default_rng(seed)
     drawn = np.array(
         [
-            least_relative(places, _medians(expected * (1 + rng.choice(spread, len(spread))), groups))
+            least_relative(
+                places, _medians(expected * (1 + rng.choice(spread, len(spread))), groups)
+            )
             for _ in range(draws)
         ]
     )
