@@ -10,9 +10,9 @@ load when the step that is about to run is over. What a step has computed is in 
 and its node's store at the end of it. A load that misses its deadline keeps the blocks that came in
 time, as a real one does.
 
-Not simulated: decoding, chunks of a prompt, blocks that are only begun (an engine relays those too),
-codecs, failures. Noise is drawn
-per request, the same for all policies, so that these are compared on equal luck.
+Not simulated: decoding, chunks of a prompt, blocks that are only begun (which engines relay too),
+codecs, failures. Noise is drawn per request, the same for all policies, so that these are compared
+on equal luck.
 """
 
 from __future__ import annotations
