@@ -16,6 +16,10 @@ _MIN_BURST_BYTES = 2**17
 _BURST_S = 0.002
 _MIN_QUEUE_BYTES = 2**18
 _QUEUE_S = 0.02
+# A slow wire holds less of both, and the kernel cuts segments up. Otherwise packets would take
+# seconds, and TCP, which learns that, would wait seconds after a loss once the wire is fast again.
+_MAX_HELD_S = 0.25
+_PACKET_BYTES = 2**12
 MAX_RTT_S = 0.5
 
 
@@ -42,8 +46,9 @@ class Link:
         if self.bits_per_s is None:
             return [*command, "noqueue"]
         bytes_per_s = self.bits_per_s / 8
-        burst_bytes = max(_MIN_BURST_BYTES, int(bytes_per_s * _BURST_S))
-        queue_bytes = max(_MIN_QUEUE_BYTES, int(bytes_per_s * _QUEUE_S))
+        most_bytes = max(_PACKET_BYTES, int(bytes_per_s * _MAX_HELD_S))
+        burst_bytes = min(most_bytes, max(_MIN_BURST_BYTES, int(bytes_per_s * _BURST_S)))
+        queue_bytes = min(most_bytes, max(_MIN_QUEUE_BYTES, int(bytes_per_s * _QUEUE_S)))
         rate = ["tbf", "rate", f"{self.bits_per_s}bit"]
         return [*command, *rate, "burst", str(burst_bytes), "limit", str(queue_bytes)]
 

@@ -74,6 +74,17 @@ def test_shaping() -> None:
     assert int(options["limit"]) >= int(options["burst"])
 
 
+@pytest.mark.parametrize("rate", ["64kbit", "500kbit", "4mbit"])
+def test_a_slow_wire_does_not_take_seconds(rate: str) -> None:
+    link = parse_link(rate)
+    words = link.shape_command("ns", "dev")
+    options = dict(zip(words[9::2], words[10::2], strict=True))
+    held_bits = 8 * (int(options["burst"]) + int(options["limit"]))
+    assert link.bits_per_s is not None
+    assert held_bits <= max(0.5 * link.bits_per_s, 8 * 2 * 2**12)
+    assert int(options["burst"]) >= 2**11  # more than a packet
+
+
 @pytest.mark.parametrize("subnet", [0, 1, NUM_SUBNETS - 1])
 def test_names_and_addresses(subnet: int) -> None:
     network = Network.of("abc123", subnet)
