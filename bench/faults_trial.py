@@ -122,6 +122,8 @@ class Trials:
     def _inject(self, injection: Injection, outcome: Outcome) -> None:
         lab = self.lab
         lab.set_way(injection.way)
+        # That this works without the fault: TCP may still be waiting for what the last one did.
+        self._recover(outcome, time.monotonic(), PROMPT_TOKENS)
         prompt, beside = self._prompt(PROMPT_TOKENS), self._prompt(SHORT_TOKENS)
         strike = STRIKES[injection.fault](lab, injection, prompt, self.rng)
         strike.compute()
@@ -244,8 +246,8 @@ class Trials:
         self._answer("A", self.lab.a, outcome)
         outcome.replica_recovery_s = time.monotonic() - struck_s
 
-    def _recover(self, outcome: Outcome, since_s: float) -> float:
-        """Seconds until B has relayed from A again.
+    def _recover(self, outcome: Outcome, since_s: float, num_tokens: int = SHORT_TOKENS) -> float:
+        """Seconds until B has relayed a prompt of that length from A again.
 
         Raises:
             BenchError: it does not, or a request fails.
@@ -257,7 +259,7 @@ class Trials:
                 raise BenchError(
                     f"B does not relay from A again after {_RECOVERY_LIMIT_S:.0f} s: {reason}"
                 )
-            prompt = self._prompt(SHORT_TOKENS)
+            prompt = self._prompt(num_tokens)
             self._ask(self.lab.a, prompt, 1)
             self._answer("A", self.lab.a, outcome)
             if self.lab.await_known(self.lab.a, prompt, _KNOWN_LIMIT_S):

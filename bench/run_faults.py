@@ -23,11 +23,11 @@ SMOKE_INJECTIONS = 30
 _MAX_MISSES = 5
 METHOD = """\
 Two nodes over a wire of {link}; engines of a small random model, driven without Serve. A computes
-{prompt} tokens, B is asked for them and some more, and the fault strikes. Requests are all that
-were asked of replicas that live on, until B relays from A again. Right tokens are those that B says
-when it computes everything itself. Time lost: B's answer over that recomputation, median and
-range. Recovery: from the end of the fault, or from the kill. Leaks are looked for on both
-nodes."""
+{prompt} tokens, B is asked for them and some more, and the fault strikes; as many were relayed the
+same way just before, without a fault. Requests are all that were asked of replicas that live on,
+until B relays from A again. Right tokens are those that B says when it computes everything itself.
+Time lost: B's answer over that recomputation, median and range. Recovery: from the end of the
+fault, or from the kill. Leaks are looked for on both nodes."""
 NOT_COVERED = """\
 --smoke: each fault once or a few times. Rare interleavings need more injections."""
 
