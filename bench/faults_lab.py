@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from kvrelay.bench import store_hooks
 from kvrelay.bench.driven import DrivenEngine, tiny_llama
 from kvrelay.bench.engines import BINDING, forget_ray_token
@@ -205,7 +207,10 @@ class Lab:
         # What an engine says of its faults is expected; what it cannot handle, it answers.
         with system.entered(site.node), (self.bed.temp_dir / "engines.log").open("ab") as log:
             model = self._model(seed)
-            return DrivenEngine(model, address, settings, environment, log, **ENGINE)
+            engine = DrivenEngine(model, address, settings, environment, log, **ENGINE)
+        # Like Ray's workers, or a store, which is one, gets no time beside engines that spin.
+        psutil.Process(engine.process.pid).nice(psutil.Process(site.pid()).nice())
+        return engine
 
     def _ready(self, site: Site, engine: DrivenEngine) -> Replica:
         try:
