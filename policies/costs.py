@@ -21,7 +21,7 @@ from typing import Any
 from kvrelay.policies.forecast import NOTHING, Forecast
 from kvrelay.policies.prefill import NO_WORK, PrefillCost, Work
 from kvrelay.policies.quantiles import Ratios
-from kvrelay.policies.regression import Regression
+from kvrelay.policies.regression import Estimate, Regression
 
 Way = tuple[str, ...]
 
@@ -47,16 +47,17 @@ class Learnt:
     def forecast(self, x: Sequence[float], kind: int = 0) -> Forecast:
         """Seconds expected at x."""
         estimate = self._regression.predict(x)
-        is_sure = self.count >= SURE_AFTER and estimate.sd <= SURE_WITHIN * estimate.mean
-        return Forecast.of(estimate, self._ratios[kind].quantiles, is_sure)
+        is_sure = self.count >= SURE_AFTER and _is_known(estimate)
+        ratios = self._ratios[kind]
+        return Forecast.of(estimate, ratios.quantiles, ratios.doubt, is_sure)
 
     def observe(self, x: Sequence[float], seconds: float, kind: int = 0) -> None:
         """It took so long at x."""
-        mean, sd = self._regression.predict(x)
+        estimate = self._regression.predict(x)
         if self._regression.observe(x, seconds):
             self._ratios[kind].clear()
-        elif sd <= SURE_WITHIN * mean:  # else it was off for want of knowledge
-            self._ratios[kind].add(seconds / mean)
+        elif _is_known(estimate):  # else it was off for want of knowledge
+            self._ratios[kind].add(seconds / estimate.mean, estimate.doubt)
 
     @property
     def coefficients(self) -> list[float]:
@@ -196,6 +197,10 @@ class Costs:
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"no state of costs: {error!r}") from error
         self._prefill, self._loads = fresh._prefill, fresh._loads
+
+
+def _is_known(estimate: Estimate) -> bool:
+    return estimate.sd <= SURE_WITHIN * estimate.mean
 
 
 def _kind(work: Work) -> int:

@@ -27,15 +27,18 @@ class Forecast:
     is_sure: bool = True
 
     @classmethod
-    def of(cls, estimate: Estimate, ratios: Quantiles, is_sure: bool = True) -> Forecast:
+    def of(
+        cls, estimate: Estimate, ratios: Quantiles, doubt: float = 0.0, is_sure: bool = True
+    ) -> Forecast:
         """What is estimated, corrected by and spread as the ratios that were seen lately.
 
-        The coefficients' own uncertainty is added, for it is larger away from what was observed.
+        The coefficients' own uncertainty is added as far as it is larger than the `doubt` that the
+        ratios have in them: away from what was observed.
         """
         if estimate.mean <= 0:
             return cls(0.0, 0.0, 0.0, 0.0, is_sure)
         p5, p50, p75, p95 = map(math.log, ratios)
-        unsure = math.log1p(estimate.sd / estimate.mean)
+        unsure = math.sqrt(max(0.0, estimate.doubt**2 - doubt**2))
         median_s = estimate.mean * ratios.p50
         return cls(
             median_s * math.exp(-math.hypot(p50 - p5, _Z95 * unsure)),

@@ -59,6 +59,11 @@ class Estimate(NamedTuple):
     mean: float
     sd: float
 
+    @property
+    def doubt(self) -> float:
+        """The same relative to what is predicted, as a standard deviation of its logarithm."""
+        return math.log1p(self.sd / self.mean)
+
 
 class Regression:
     """Non-negative coefficients of y = x . theta, from a first guess and what was observed."""

@@ -33,6 +33,16 @@ def test_little_seen_is_wide() -> None:
     assert width(0) > 3
 
 
+def test_what_was_believed_before_does_not_keep_intervals_wide() -> None:
+    rng, inside = random.Random(4), 0
+    ratios = seen(rng, 200, spread=0.02)
+    for _ in range(1000):
+        ratio = rng.lognormvariate(0, 0.02)
+        inside += ratios.quantiles.p5 <= ratio <= ratios.quantiles.p95
+        ratios.add(ratio)
+    assert 0.85 <= inside / 1000 <= 0.93
+
+
 def test_they_forget() -> None:
     rng = random.Random(3)
     ratios = seen(rng, 200)
@@ -68,6 +78,20 @@ def test_unsure_coefficients_widen_it() -> None:
     assert unsure.p5_s < sure.p5_s
     assert unsure.p75_s > sure.p75_s
     assert unsure.p95_s > sure.p95_s
+
+
+def test_doubt_that_the_ratios_have_in_them_is_not_counted_twice() -> None:
+    ratios = Ratios()
+    for _ in range(200):
+        ratios.add(1.1, doubt=0.1)
+    assert ratios.doubt == pytest.approx(0.1, rel=0.01)
+    known, elsewhere = Estimate(2.0, 2.0 * math.expm1(0.1)), Estimate(2.0, 1.0)
+    sure = Forecast.of(Estimate(2.0, 0.0), EXACT)
+    at_known = Forecast.of(known, EXACT, ratios.doubt)
+    assert at_known.p95_s == pytest.approx(sure.p95_s, rel=0.01)
+    assert Forecast.of(elsewhere, EXACT, ratios.doubt).p95_s > 1.2 * sure.p95_s
+    ratios.clear()
+    assert ratios.doubt == 0.0
 
 
 def test_sums_of_independent_seconds_spread_less_than_sums_of_spreads() -> None:
