@@ -31,13 +31,15 @@ LENGTHS = (512, 2048, 6000)
 LINKS = (SAME_NODE, "1gbit", "200mbit", "150mbit", "100mbit")
 LOADS = (IDLE, BUSY, TAIL, PARTIAL)
 TAIL_CELLS = (
-    Cell(0.95, 1024, SAME_NODE, TAIL),
+    Cell(0.95, 512, SAME_NODE, TAIL),
     Cell(0.95, 512, "1gbit", TAIL),
     Cell(0.5, 1024, "200mbit", TAIL),
-    Cell(0.95, 1024, "100mbit", TAIL),
+    Cell(0.95, 512, "100mbit", TAIL),
 )
 TAIL_REQUESTS = 400
 BURST, LONG_BURST = 6, 3
+# Twice as many: the machine is waited for before each block, and queues have time to grow.
+TAIL_BURST = 12
 UTILISATION = 0.7
 _FIRST_ROUNDS = 2
 _SHORT_TOKENS = 2048
@@ -127,7 +129,9 @@ def _parse_links(text: str) -> tuple[str, ...]:
 
 def num_requests(cell: Cell) -> int:
     """Requests of each arm in a round."""
-    if cell.load not in (BUSY, TAIL):
+    if cell.load == TAIL:
+        return TAIL_BURST
+    if cell.load != BUSY:
         return 1
     return BURST if cell.tokens <= _SHORT_TOKENS else LONG_BURST
 
@@ -137,7 +141,7 @@ def stages(cells: Sequence[Cell], rounds: int) -> list[Stage]:
     kinds = [(IDLE, 0), (IDLE, 1), (TAIL, 0)]
     kinds += [(load, tier) for tier in (0, 1) for load in (BUSY, PARTIAL)]
     kinds += [(IDLE, 2), (BUSY, 2)]
-    tail = -(-TAIL_REQUESTS // BURST)
+    tail = -(-TAIL_REQUESTS // TAIL_BURST)
     found = []
     for kind in kinds:
         if group := tuple(cell for cell in cells if (cell.load, _tier(cell)) == kind):

@@ -20,7 +20,16 @@ from kvrelay.bench.hit import local_hit_tokens, prefill_estimate_s
 from kvrelay.bench.places import Place
 from kvrelay.bench.policies_aims import aims
 from kvrelay.bench.policies_live import Live
-from kvrelay.bench.policies_plan import BURST, estimate_s, grid, passes, smoke_grid, stages, visits
+from kvrelay.bench.policies_plan import (
+    BURST,
+    TAIL_BURST,
+    estimate_s,
+    grid,
+    passes,
+    smoke_grid,
+    stages,
+    visits,
+)
 from kvrelay.bench.policies_predictions import binomial_p, predictions
 from kvrelay.bench.policies_rows import Cell, pair_of, summarize
 from kvrelay.bench.prompts import PromptSource
@@ -237,7 +246,7 @@ def test_the_policy_gets_to_know_a_link_before_its_first_round() -> None:
     # Tails go without the owner; on the same node there is no link to get to know.
     near = Machine()
     Live(bench_on(near)).round(Cell(0.5, 512, "same-node", "tail"), rng)
-    assert len(near.asked) == 5 * BURST
+    assert len(near.asked) == 5 * TAIL_BURST
 
 
 def test_of_a_part_the_neighbour_has_the_first_half() -> None:
@@ -315,7 +324,7 @@ def test_estimates_grow_with_what_is_done() -> None:
 def test_what_tells_most_comes_first() -> None:
     found = stages(grid(), 8)
     kinds = [(stage.cells[0].load, stage.rounds) for stage in found]
-    assert kinds[:3] == [("idle", 8), ("idle", 8), ("tail", 67)]
+    assert kinds[:3] == [("idle", 8), ("idle", 8), ("tail", 34)]
     assert all(cell.tokens <= 2048 and cell.shared_tokens for cell in found[0].cells)
     assert all(not cell.shared_tokens for stage in found[-2:] for cell in stage.cells)
     assert sum(len(stage.cells) for stage in found) == len(grid())
