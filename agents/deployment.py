@@ -1,8 +1,8 @@
 """The agent as a Serve deployment: ray.serve.llm's server with the agent's own manners.
 
-A replica starts in this order: bind the engine's threads to cores, get or create the
-node's KV store, put its address into the engine's connector settings, start the engine, warm it up,
-and let the policy `cost` know what prefill takes.
+A replica starts in this order: choose a dtype that the CPU is fast at, bind the engine's threads
+to cores, get or create the node's KV store, put its address into the engine's connector settings,
+start the engine, warm it up, and let the policy `cost` know what prefill takes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ray.llm._internal.common.callbacks.base import CallbackBase
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
 
+from kvrelay.agents.dtype import AUTO, cpu_dtype
 from kvrelay.agents.probe import LENGTHS, warm_up
 from kvrelay.agents.settings import AgentSettings
 from kvrelay.relay.decisions.log import default_directory
@@ -56,6 +57,7 @@ class AgentServer(LLMServer):
 
     async def start(self) -> None:
         """Prepare this node, start the engine, warm it up, measure it if its policy needs that."""
+        self._choose_dtype()
         # vLLM takes the binding from the environment only, and its automatic choice gives
         # an engine with a connector other cores than one without.
         os.environ[_BINDING] = self._agent.cpu_binding or _own_cores()
@@ -68,6 +70,16 @@ class AgentServer(LLMServer):
         relay = self._agent.relay
         lengths = LENGTHS if relay is not None and relay.policy == _MEASURED else ()
         await warm_up(getattr(self.engine, "_engine_client", None), lengths)
+
+    def _choose_dtype(self) -> None:
+        """Have an engine on a CPU without bfloat16 compute in float32, unless told otherwise."""
+        from vllm.platforms import current_platform
+
+        if self._llm_config.engine_kwargs.get("dtype", AUTO) != AUTO:
+            return
+        if current_platform.is_cpu() and (dtype := cpu_dtype()) == "float32":
+            logger.warning("this CPU is slow at bfloat16: %s computes in float32", self._agent.name)
+            self._llm_config.update_engine_kwargs(dtype=dtype)
 
     async def decisions(self, answer: str) -> list[dict[str, Any]] | None:
         """The records of an answer of this agent, from this node's log; None if it keeps none.

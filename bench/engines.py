@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from kvrelay.agents.dtype import cpu_dtype
 from kvrelay.bench.errors import BenchError, UnequalEngines
 from kvrelay.cluster import preflight
 from kvrelay.cluster.cli.console import startup_display
@@ -22,13 +23,14 @@ from kvrelay.cluster.session import Session
 
 BLOCK_TOKENS = 128
 MAX_MODEL_TOKENS = 8192
+DTYPE = cpu_dtype()
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 _SHM = Path("/dev/shm")
 # One engine for all comparisons. ExampleConnector stores a prompt right only if it is computed
 # in one step, hence a step as long as the longest prompt; and the KV cache is large enough
 # that a step's blocks can all be held until they are saved.
 ENGINE: dict[str, Any] = {
-    "dtype": "bfloat16",
+    "dtype": DTYPE,
     "max_model_len": MAX_MODEL_TOKENS,
     "max_num_batched_tokens": MAX_MODEL_TOKENS,
     "block_size": BLOCK_TOKENS,

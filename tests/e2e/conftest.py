@@ -32,10 +32,9 @@ CONFIG = {
         "demo": {
             "source": "demo",
             "engine_kwargs": {
-                "dtype": "bfloat16",
                 "max_model_len": MAX_MODEL_LEN,
                 "enforce_eager": True,
-                "kv_cache_memory_bytes": "256MiB",
+                "kv_cache_memory_bytes": "512MiB",
             },
         }
     },

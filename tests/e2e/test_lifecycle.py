@@ -20,7 +20,7 @@ from kvrelay.cluster.processes import marked_processes
 from kvrelay.cluster.session import Session
 
 PLAIN = """
-models: {demo: {source: {MODEL}, engine_kwargs: {dtype: bfloat16, max_model_len: 1024}}}
+models: {demo: {source: {MODEL}, engine_kwargs: {max_model_len: 1024}}}
 agents: [{name: only, model: demo, num_cpus: 0.5, engine_kwargs: {ENGINE}}]
 relay: {enabled: false}
 """

@@ -26,7 +26,6 @@ PORT = 8000
 URL = f"http://127.0.0.1:{PORT}/v1"
 START_S = 420
 ENGINE = {
-    "dtype": "bfloat16",
     "max_model_len": 1024,
     "enforce_eager": True,
     "kv_cache_memory_bytes": "64MiB",

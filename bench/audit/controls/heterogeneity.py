@@ -35,6 +35,7 @@ from kvrelay.bench.audit.controls.trials import (
     isolated_engine,
 )
 from kvrelay.bench.driven import DrivenEngine
+from kvrelay.bench.engines import DTYPE
 from kvrelay.bench.errors import BenchError
 from kvrelay.bench.own_store import own_store
 from kvrelay.relay.server import StoreServer
@@ -90,7 +91,7 @@ def measure(
     kinds: Sequence[Kind],
     folder: Path,
     *,
-    dtype: str = "bfloat16",
+    dtype: str = DTYPE,
     advance: Callable[[float], None] = lambda _: None,
 ) -> list[Pairing]:
     """Put an engine of each kind beside engine A, one after another, and ask it all examples.

@@ -40,6 +40,7 @@ from kvrelay.bench.audit.controls.derange import deranged
 from kvrelay.bench.audit.controls.wrong_kv import KvShape, moment_matched, shape_of
 from kvrelay.bench.audit.workload.quality import Output, agreement, logprob_drift
 from kvrelay.bench.driven import BLOCK_TOKENS, DrivenEngine
+from kvrelay.bench.engines import DTYPE
 from kvrelay.bench.errors import BenchError, Miscount
 from kvrelay.bench.own_store import own_store
 from kvrelay.relay.blocks import BlockChain
@@ -131,7 +132,7 @@ def measure(
     model: Path | str,
     examples: Sequence[Example],
     seed: int,
-    dtype: str = "bfloat16",
+    dtype: str = DTYPE,
     advance: Callable[[float], None] = lambda _: None,
 ) -> list[Trial]:
     """Put all examples through all controls, in an engine that is gone afterwards.
