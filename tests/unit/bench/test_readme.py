@@ -119,7 +119,13 @@ def test_policies_are_shown_the_best_first() -> None:
 
 
 def _lines(name: str, rows: list[dict[str, Any]]) -> list[str]:
-    meta = {"versions": {"vllm": "1", "ray": "2"}, "cores": 2, "cpu": "x", "model": "demo"}
+    meta = {
+        "versions": {"vllm": "1", "ray": "2"},
+        "cores": 2,
+        "cpu": "x",
+        "engine_kwargs": {"dtype": "float32"},
+        "model": "demo",
+    }
     meta |= {"commit": "abc", "command": f"kvrelay bench {name}"}
     table = render(name, {"meta": meta, "rows": rows})
     return [line for line in table.splitlines() if line.startswith("|")]
