@@ -16,6 +16,8 @@ from kvrelay.bench.report import Row
 from kvrelay.cluster.errors import ConfigError
 
 _RUN = "run"
+# What says that seconds were measured on engines and machines that are alike.
+SAME_ENGINE = ("model", "cpu", "cpu_model", "cores", "versions", "engine_kwargs")
 
 
 class RawFile:
@@ -69,9 +71,10 @@ class RawFile:
                 raise ConfigError(f"{file}, line {number}: no raw data: {error}") from None
             if earlier is None:
                 self.samples.append(content)
-            elif earlier != dict(run):
-                names = {*run, *earlier}
-                other = sorted(name for name in names if run.get(name) != earlier.get(name))
-                raise ConfigError(
-                    f"{file} was measured with another {', '.join(other)}: name another --json"
-                )
+            elif other := differing(run, earlier):
+                raise ConfigError(f"{file} was measured with another {other}: name another --json")
+
+
+def differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """The names, for people, of what both tell and tell differently; empty if nothing."""
+    return ", ".join(sorted(name for name in now if now[name] != before.get(name, now[name])))

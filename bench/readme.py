@@ -161,7 +161,8 @@ def _caption(meta: Mapping[str, Any]) -> str:
     versions, dtype = meta["versions"], meta["engine_kwargs"]["dtype"]
     return (
         f"{meta['cores']} cores ({meta['cpu']}), vLLM {versions['vllm']}, Ray {versions['ray']}, "
-        f"model {meta['model']} in {dtype}, commit `{str(meta['commit'])[:10]}`: `{meta['command']}`"
+        f"model {meta['model']} in {dtype}, commit `{str(meta['commit'])[:10]}`: "
+        f"`{meta['command']}`"
     )
 
 

@@ -29,7 +29,7 @@ from kvrelay.bench.policies_rows import COST, IDLE, ORACLE, TAIL, Cell, cell_of,
 from kvrelay.bench.progress import progress_bar
 from kvrelay.bench.prompts import PromptSource
 from kvrelay.bench.quiet import QuietGate
-from kvrelay.bench.raw import RawFile
+from kvrelay.bench.raw import SAME_ENGINE, RawFile
 from kvrelay.bench.report import Report, Row, kept, new_meta, show
 from kvrelay.bench.testbed import system
 from kvrelay.bench.testbed.link import Link, parse_link
@@ -59,7 +59,7 @@ SMOKE_QUIET_WAIT_S = 1.0
 _DEADLINE_S, _PATIENCE = 300.0, 100.0
 _CAPACITY_BYTES = 2 * 2**30
 # What has to be the same for pairs of several runs to belong together.
-_SAME = ("model", "cpu", "cores", "versions", "engine_kwargs", "way", "relay", "cosine")
+_SAME = (*SAME_ENGINE, "way", "relay", "cosine")
 _SIMILARITY = "similarity:"
 
 

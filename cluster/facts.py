@@ -21,7 +21,9 @@ def machine_facts() -> dict[str, Any]:
         "command": shlex.join(["kvrelay", *sys.argv[1:]]),
         "versions": versions,
         "python": platform.python_version(),
-        "cpu": _processor(),
+        "cpu": _cpu("model name") or platform.machine(),
+        # Clouds give processors of several generations the same name.
+        "cpu_model": "/".join(_cpu(name) or "-" for name in ("cpu family", "model", "stepping")),
         "cores": len(os.sched_getaffinity(0)),
     }
 
@@ -33,8 +35,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def _cpu(name: str) -> str | None:
+    """What the kernel says of the first processor under this name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None

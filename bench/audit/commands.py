@@ -57,6 +57,7 @@ def run(
     from kvrelay.bench.audit.plan import load_plan
     from kvrelay.bench.audit.run import run as run_plan
     from kvrelay.bench.audit.show import show_plan
+    from kvrelay.bench.engines import ENGINE
     from kvrelay.bench.report import new_meta
     from kvrelay.cluster.cli.console import err
     from kvrelay.cluster.lifecycle import signals_as_exit
@@ -69,7 +70,13 @@ def run(
     not_measured = {} if reason is None else {"cosine": reason}
     if reason is not None:
         err.print(f"no cosine of prompts: {reason}", highlight=False, markup=False)
-    meta = new_meta(checked.model, checked.seed, relay=bed.RELAY, not_measured=not_measured)
+    meta = new_meta(
+        checked.model,
+        checked.seed,
+        relay=bed.RELAY,
+        engine_kwargs=ENGINE,
+        not_measured=not_measured,
+    )
     with signals_as_exit():
         run_plan(
             checked,

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvrelay.bench.audit.plan import Plan
+from kvrelay.bench.raw import SAME_ENGINE, differing
 from kvrelay.bench.report import Row, write_atomically
 from kvrelay.cluster.errors import ConfigError
 
+_SAME = (*SAME_ENGINE, "relay")
 PLAN, ROWS, STATE = "plan.yaml", "rows.jsonl", "state.json"
 MARK = "run"
 
@@ -86,11 +88,12 @@ class RunFolder:
             meta: with what: versions, machine; `not_measured`, see `State`.
 
         Raises:
-            ConfigError: it cannot be written, another process is at it, or it holds no rows of
-                an audit.
+            ConfigError: it cannot be written, another process is at it, it holds no rows of an
+                audit, or they were measured on other engines or another machine.
         """
         self.path = path.resolve()  # whoever starts a cluster changes the working directory
         self.state = State()
+        self._meta = dict(meta)
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lines: IO[bytes] = (path / ROWS).open("a+b")
@@ -109,7 +112,7 @@ class RunFolder:
             self.state.plans.append(plan.sha256)
         self.state.not_measured |= meta.get("not_measured", {})
         head = {"plan_sha256": plan.sha256, "started_unix_s": self.state.started_unix_s}
-        self._append([{MARK: {**head, "meta": dict(meta)}}])
+        self._append([{MARK: {**head, "meta": self._meta}}])
 
     def keep(self, key: str, rows: Sequence[Row], seconds: float, discarded: int) -> None:
         """Write a unit, whole or not at all; it is on the disk when this returns.
@@ -190,11 +193,18 @@ class RunFolder:
         elif "lost" in mark:
             state.lost[mark["lost"]] = mark["reason"]
         else:
+            before = mark.get("meta", {})
+            told = {name: self._meta[name] for name in _SAME if name in self._meta}
+            if other := differing(told, before):
+                raise ConfigError(
+                    f"--out {self.path} was measured with another {other}: strata of two kinds of "
+                    "machine cannot be compared; name another --out"
+                )
             if not state.plans:
                 state.started_unix_s = mark["started_unix_s"]
             if state.plans[-1:] != [mark["plan_sha256"]]:
                 state.plans.append(mark["plan_sha256"])
-            state.not_measured |= mark.get("meta", {}).get("not_measured", {})
+            state.not_measured |= before.get("not_measured", {})
 
 
 def read_object(file: Path) -> dict[str, Any]:

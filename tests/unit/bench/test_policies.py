@@ -367,6 +367,8 @@ def test_raw_data_is_on_disk_at_once_and_taken_up_again(tmp_path: Path) -> None:
     assert RawFile(file, True, {"model": "demo"}).samples == [{"pair": 0}, {"pair": 1}]
     with pytest.raises(ConfigError, match="another model"):
         RawFile(file, True, {"model": "other"})
+    # What earlier files did not tell is not held against them.
+    assert len(RawFile(file, True, {"model": "demo", "cpu_model": "25/17/1"}).samples) == 2
     with pytest.raises(ConfigError, match="--resume goes on with it"):
         RawFile(file, False, {"model": "demo"})
 

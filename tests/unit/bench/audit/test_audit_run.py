@@ -127,6 +127,21 @@ def test_a_torn_unit_is_measured_again(
     assert len(done_in(out)) == len(set(done_in(out))) == len(planned(plan))
 
 
+def test_it_does_not_go_on_on_another_kind_of_machine(
+    plan: Plan, executor: FakeExecutor, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    executor.stops_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out, {"cpu": "some", "cpu_model": "25/17/1"}, executor.opened)
+    before = (out / "rows.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="another cpu_model"):
+        run(plan, out, {"cpu": "some", "cpu_model": "23/49/0"}, executor.opened)
+    assert (out / "rows.jsonl").read_bytes() == before
+    executor.stops_at = None
+    assert run(plan, out, {"cpu": "some", "cpu_model": "25/17/1"}, executor.opened).left == 0
+
+
 def test_ctrl_c_keeps_what_there_is(plan: Plan, executor: FakeExecutor, tmp_path: Path) -> None:
     out = tmp_path / "out"
     executor.stops_at = 5
