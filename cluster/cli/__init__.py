@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
+from typing import Annotated
 
 import typer
 
 from kvrelay.agents.errors import AgentError
 from kvrelay.cluster.cli import calibrate, check, decisions, demo, doctor, model, payoff, serve
-from kvrelay.cluster.cli.console import err
+from kvrelay.cluster.cli.console import err, out
 from kvrelay.cluster.errors import ConfigError, KvrelayError
 from kvrelay.cluster.lifecycle import Stopped
 
@@ -46,6 +47,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
+    app.callback()(_options)
     app.command()(serve.serve)
     app.command()(serve.status)
     app.command()(serve.stop)
@@ -67,6 +69,21 @@ def make_app() -> typer.Typer:
         else:
             app.command(entry.name)(loaded)
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"kvrelay {version('kvrelay')}", highlight=False)
+        raise typer.Exit
+
+
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="what is installed", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +75,11 @@ def test_status_without_anything(capsys, monkeypatch) -> None:  # type: ignore[n
     code, out, _ = run(capsys, monkeypatch, "status", "--json")
     assert code == 0
     assert json.loads(out) == {"clusters": []}
+
+
+def test_it_says_which_version_it_is(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run(capsys, monkeypatch, "--version")
+    assert (code, out) == (0, f"kvrelay {version('kvrelay')}\n")
 
 
 def test_help_loads_neither_ray_nor_vllm() -> None:
