@@ -11,6 +11,7 @@ from harness import Engine
 from kvrelay.agents.layout import ChatLayout
 from kvrelay.bench.audit.workload.tasks import Regime, Task, chance_p_value, make_task
 from kvrelay.bench.audit.workload.text import Language, Library
+from kvrelay.bench.engines import DTYPE
 from kvrelay.cluster.model import ensure_model
 
 pytestmark = pytest.mark.engine
@@ -34,7 +35,7 @@ def library(demo: Path) -> Library:
 
 @pytest.fixture(scope="module")
 def engine(demo: Path) -> Iterator[Engine]:
-    engine = Engine(demo, None, kv_cache_memory_bytes=256 << 20)
+    engine = Engine(demo, None, dtype=DTYPE, kv_cache_memory_bytes=256 << 20)
     engine.wait_ready()
     yield engine
     engine.close()
