@@ -1,8 +1,9 @@
 """Finding and ending the processes of one cluster, and the shared memory they leave.
 
 Ray starts the replicas, they start the engines, those start their workers; when one of them
-is killed its children may stay. All of them inherit an environment variable that only one
-cluster has, and that is how they are found.
+is killed its children may stay. Nearly all of them inherit an environment variable that only one
+cluster has, and that is how they are found. One that renames itself may overwrite where it was told
+of it, as agents of a Ray node do: those are found as children, as long as their parent lives.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def shared_memory_of(processes: Iterable[psutil.Process]) -> set[str]:
 def end_processes(session_id: str, grace_s: float = 5.0) -> int:
     """End what is left of a cluster: first asked, then killed. Answers how many there were."""
     total = 0
-    processes = marked_processes(session_id)
+    processes = _with_children(marked_processes(session_id))
     for end in (psutil.Process.terminate, psutil.Process.kill):
         if not processes:
             break
@@ -73,9 +74,19 @@ def end_processes(session_id: str, grace_s: float = 5.0) -> int:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 end(process)
-        psutil.wait_procs(processes, timeout=grace_s)
-        processes = marked_processes(session_id)
+        _, left = psutil.wait_procs(processes, timeout=grace_s)
+        alive = [each for each in left if living(each.pid, each.create_time())]
+        processes = list({*alive, *marked_processes(session_id)})
     return total
+
+
+def _with_children(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """These and all that descends from them, this process excepted."""
+    found = set(processes)
+    for process in tuple(found):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.update(process.children(recursive=True))
+    return [process for process in found if process.pid != os.getpid()]
 
 
 def remove_shared_memory(names: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kvrelay.cluster import startup
 from kvrelay.cluster.lifecycle import Stopped, signals_as_exit, stop, stop_all
-from kvrelay.cluster.processes import MARKER, end_processes, marked_processes
+from kvrelay.cluster.processes import MARKER, end_processes, living, marked_processes
 from kvrelay.cluster.session import Session, load_sessions, sessions_dir
 
 SLEEPER = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(60)"]
@@ -23,6 +23,16 @@ STUBBORN = [
     "-c",
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
     "print('up', flush=True); time.sleep(60)",
+]
+
+# Its child does not end when asked, and has no environment.
+PARENT = [
+    sys.executable,
+    "-c",
+    "import subprocess, sys, time;"
+    "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)';"
+    "subprocess.Popen([sys.executable, '-c', code], env={});"
+    "time.sleep(0.5); print('up', flush=True); time.sleep(60)",
 ]
 
 
@@ -94,6 +104,15 @@ def test_only_marked_processes_are_ended(spawn) -> None:  # type: ignore[no-unty
     stubborn.wait(5)  # raises if it still runs
     assert other.poll() is None
     assert unmarked.poll() is None
+
+
+def test_children_end_that_have_lost_their_mark(spawn) -> None:  # type: ignore[no-untyped-def]
+    parent = spawn(PARENT, "mark-3")
+    (child,) = psutil.Process(parent.pid).children()
+    assert [p.pid for p in marked_processes("mark-3")] == [parent.pid]
+    assert end_processes("mark-3", grace_s=0.5) == 2
+    parent.wait(5)  # raises if it still runs
+    assert living(child.pid, child.create_time()) is None
 
 
 def test_stop_ends_owner_and_leftovers(spawn, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
