@@ -23,7 +23,7 @@ from kvrelay.bench.testbed.network import PREFIX
 
 LIMIT_S = 360
 PLAN = Path(__file__).parents[2] / "bench" / "plans" / "smoke.yaml"
-SAME_NODE, SLOW = "same-node/512/idle/high/en", "100mbit/512/idle/high/en"
+SAME_NODE, SLOW = "same-node/256/idle/high/en", "100mbit/256/idle/high/en"
 
 
 @dataclass(frozen=True)
