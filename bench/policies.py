@@ -28,6 +28,7 @@ from typing import Any
 
 from kvrelay.bench.alike import Cosine
 from kvrelay.bench.answers import Answer, AnswerClient
+from kvrelay.bench.engines import BLOCK_TOKENS
 from kvrelay.bench.errors import Miscount
 from kvrelay.bench.hit import blocks_saved, local_hit_tokens, prefill_estimate_s
 from kvrelay.bench.places import Place
@@ -42,7 +43,8 @@ from kvrelay.policies.modes import Mode
 
 WAY = ("nixl", "raw")
 WARM_UP_TOKENS = 512
-# After a change of the link: sizes of prefixes, from which the policy learns what it is now.
+# After a change of the link: sizes of prefixes, from which the policy learns what it is now. Where
+# all that is measured is shorter, they are shorter as well.
 SETTLING = (256, 1024, 512, 2048, 384, 1536)
 
 
@@ -194,7 +196,10 @@ class Bench:
         """
         ends = [self.source(cell), (self.here, B)]
         (source, agent), (place, reader) = reversed(ends) if back else ends
-        for tokens in SETTLING:
+        longest = max(SETTLING)
+        share = min(1.0, max(self.alone_s, default=longest) / longest)
+        for size in SETTLING:
+            tokens = max(BLOCK_TOKENS, round(share * size))
             prompt, salt = self.prompts.some(tokens + 1), self.salt()
             self.compute(source, agent, prompt[:tokens], salt)
             if source is not place:

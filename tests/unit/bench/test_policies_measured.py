@@ -265,6 +265,20 @@ def test_a_link_is_settled_the_other_way_too() -> None:
     assert asked == [("b", "recompute"), ("a", "relay")] * len(policies.SETTLING)
 
 
+@pytest.mark.parametrize(
+    ("longest", "sizes"),
+    [(6000, list(policies.SETTLING)), (1024, [128, 512, 256, 1024, 192, 768])],
+)
+def test_it_is_settled_by_prefixes_no_longer_than_what_is_measured(
+    longest: int, sizes: list[int]
+) -> None:
+    machine = Machine()
+    bench = bench_on(machine)
+    bench.alone_s = dict.fromkeys((512, longest), 1.0)
+    bench.settle(Cell(0.5, 512, "1gbit"))
+    assert [tokens for agent, tokens, _, _ in machine.asked if agent == "a"] == sizes
+
+
 def test_a_block_in_which_something_was_cached_ends_the_run() -> None:
     machine = Machine()
     bench = bench_on(machine)
